@@ -1,0 +1,52 @@
+"""From requested to executed actions: one function for the simulator and the world model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldserve.contract.schema import ActionLayout
+
+
+@dataclass(frozen=True)
+class ExecutedActions:
+    """What is run: `actions` float32 (n, dimensions), and how many of its numbers clipping changed."""
+
+    actions: NDArray[np.float32]
+    clipped_count: int
+
+
+def execute(actions: NDArray[np.float32], previous: NDArray[np.float32], layout: ActionLayout) -> ExecutedActions:
+    """Clips each target to [low, high], then to within `max_change` of the target executed before it.
+
+    Args:
+        actions: float32 (n, dimensions), finite, in the layout's units.
+        previous: float32 (dimensions,), the last executed target (the initial state after a Reset).
+        layout: the contract's action layout.
+
+    Returns:
+        The executed actions. Executing them again, from the same `previous`, changes nothing (so a replay of
+        executed actions is exact); the arithmetic is float32 throughout for that reason.
+
+    Raises:
+        ValueError: on a non-finite action or a wrong shape.
+    """
+    count = len(layout.dimensions)
+    if actions.ndim != 2 or actions.shape[1] != count or previous.shape != (count,):
+        raise ValueError(
+            f"actions: expected (n, {count}) after a ({count},) state; got {actions.shape} after {previous.shape}"
+        )
+    if not (np.isfinite(actions).all() and np.isfinite(previous).all()):
+        raise ValueError("actions: expected finite numbers; got NaN or infinity")
+    low = np.array([dimension.low for dimension in layout.dimensions], np.float32)
+    high = np.array([dimension.high for dimension in layout.dimensions], np.float32)
+    change = np.array([dimension.max_change for dimension in layout.dimensions], np.float32)
+    requested = actions.astype(np.float32)
+    executed = np.clip(requested, low, high)
+    last = previous.astype(np.float32)
+    for row in executed:
+        np.clip(row, last - change, last + change, out=row)
+        last = row
+    return ExecutedActions(executed, int(np.count_nonzero(executed != requested)))

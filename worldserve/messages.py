@@ -1,0 +1,218 @@
+"""The values of one item of a batch, as numpy: what clients send, what backends return. No protobuf here.
+
+Prose of every field: `protos/worldserve/v1/environment.proto` and `reward.proto`; names are the same.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldserve.contract import Difference
+
+
+@dataclass(frozen=True)
+class ItemError:
+    """Why one item failed: status name, stable reason, the field, expected, got, what to do."""
+
+    code: str
+    reason: str
+    name: str
+    expected: str
+    got: str
+    advice: str
+    retry_after_s: float = 0.0
+    differences: tuple[Difference, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.reason}: {self.name}: expected {self.expected}; got {self.got}. {self.advice}"
+
+
+class ItemFailedError(RuntimeError):
+    """Raised by callers that have no use for a partial batch; `errors` holds the failed items."""
+
+    def __init__(self, errors: Sequence[ItemError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("; ".join(str(error) for error in self.errors))
+
+
+@dataclass(frozen=True)
+class ResetItem:
+    """An episode to open. `seed` is a world model's noise seed."""
+
+    episode_id: str
+    initial_state_id: str
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ResetReply:
+    """An opened episode: `frame` uint8 (height, width, 3), `proprioception` float32 (dimensions,)."""
+
+    episode_id: str
+    initial_state_id: str
+    seed: int
+    frame: NDArray[np.uint8]
+    proprioception: NDArray[np.float32]
+    instruction: str
+
+
+class FrameSelectionKind(enum.Enum):
+    """Which frames of a chunk are wanted."""
+
+    NONE = "none"
+    LAST = "last"
+    STRIDE = "stride"
+
+
+@dataclass(frozen=True)
+class FrameSelection:
+    """Frames of a chunk to draw: none, the last one, or every `stride`-th counted back from the last."""
+
+    kind: FrameSelectionKind = FrameSelectionKind.LAST
+    stride: int = 0
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.kind is FrameSelectionKind.STRIDE) is not (self.stride >= 1):
+            raise ValueError(f"stride: expected >= 1 with STRIDE and 0 otherwise; got {self.stride} with {self.kind}")
+
+    @classmethod
+    def none(cls) -> FrameSelection:
+        """No frame."""
+        return cls(FrameSelectionKind.NONE)
+
+    @classmethod
+    def last(cls) -> FrameSelection:
+        """The policy's next observation."""
+        return cls(FrameSelectionKind.LAST)
+
+    @classmethod
+    def every(cls, stride: int = 1, *, stream: bool = False) -> FrameSelection:
+        """Every `stride`-th frame; `stream` keeps them for ReadFrames instead of sending them in the reply."""
+        return cls(FrameSelectionKind.STRIDE, stride, stream)
+
+    def frame_indices(self, first_action_index: int, count: int) -> list[int]:
+        """Episode frame numbers for a chunk of `count` actions after `first_action_index` executed ones."""
+        last = first_action_index + count
+        if self.kind is FrameSelectionKind.NONE:
+            return []
+        if self.kind is FrameSelectionKind.LAST:
+            return [last]
+        return list(range(last, first_action_index, -self.stride))[::-1]
+
+
+@dataclass(frozen=True)
+class StepItem:
+    """One chunk of one episode: `actions` float32 (chunk_actions, dimensions)."""
+
+    episode_id: str
+    chunk_index: int
+    actions: NDArray[np.float32]
+    frames: FrameSelection = field(default_factory=FrameSelection)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A reward model's judgement: `success` is `peak >= threshold`."""
+
+    success: bool
+    peak: float
+    peak_frame_index: int
+    threshold: float
+
+
+@dataclass(frozen=True)
+class StepReply:
+    """A committed chunk: `frames` uint8 (n, height, width, 3) with `frame_indices` int32 (n,); `rewards` float32 (chunk,)."""
+
+    episode_id: str
+    committed_chunk_index: int
+    frames: NDArray[np.uint8]
+    frame_indices: NDArray[np.int32]
+    executed_actions: NDArray[np.float32]
+    clipped_count: int
+    elapsed_steps: int
+    rewards: NDArray[np.float32]
+    terminated: bool
+    truncated: bool
+    end_reason: str
+    success: bool | None
+    verdict: Verdict | None
+    proprioception: NDArray[np.float32]
+    timing_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BackendStep:
+    """What a backend runs: executed `actions` after `first_action_index` earlier ones; draw `frame_indices` only."""
+
+    episode_id: str
+    chunk_index: int
+    first_action_index: int
+    actions: NDArray[np.float32]
+    frame_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BackendChunk:
+    """What a backend returns: the frames asked for, and the latched ground truth (None in a world model)."""
+
+    frames: NDArray[np.uint8]
+    success: bool | None
+
+
+@dataclass(frozen=True)
+class ReplayItem:
+    """A recorded episode: `actions` float32 (whole chunks, dimensions)."""
+
+    episode_id: str
+    initial_state_id: str
+    seed: int
+    actions: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ReplayOutcome:
+    """What a replayed episode came to; equal `frames_sha256` are equal pixels."""
+
+    episode_id: str
+    elapsed_steps: int
+    success: bool | None
+    verdict: Verdict | None
+    total_reward: float
+    frames_sha256: str
+    clipped_count: int
+
+
+@dataclass(frozen=True)
+class ScoreItem:
+    """A clip to score, with the peak that earlier clips of the episode reached."""
+
+    episode_id: str
+    frames: NDArray[np.uint8]
+    frame_indices: NDArray[np.int32]
+    carried_peak: float = 0.0
+    carried_peak_frame_index: int = 0
+
+
+@dataclass(frozen=True)
+class ScoreReply:
+    """`probabilities` float32 (n,) of the frames `frame_indices` inside the contract's range, and the judgement so far."""
+
+    episode_id: str
+    probabilities: NDArray[np.float32]
+    frame_indices: NDArray[np.int32]
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """How full a server is."""
+
+    capacity: int
+    live: int
