@@ -1,0 +1,114 @@
+"""Success statistics, against tables worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.trainer.statistics import (
+    cluster_interval,
+    explained_variance,
+    paired_bootstrap,
+    variance_shares,
+    wilson_interval,
+)
+
+
+@pytest.mark.parametrize(
+    ("successes", "count", "confidence", "low", "high"),
+    [
+        # Newcombe 1998, table I: Wilson score intervals at 95%.
+        (81, 263, 0.95, 0.2553, 0.3662),
+        (15, 148, 0.95, 0.0624, 0.1605),
+        (0, 20, 0.95, 0.0000, 0.1611),
+        (1, 29, 0.95, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_interval_meets_published_table(
+    successes: int, count: int, confidence: float, low: float, high: float
+) -> None:
+    interval = wilson_interval(successes, count, confidence)
+    assert interval.low == pytest.approx(low, abs=1e-4)
+    assert interval.high == pytest.approx(high, abs=1e-4)
+
+
+@pytest.mark.parametrize(("successes", "count"), [(-1, 3), (4, 3), (0, 0)])
+def test_wilson_interval_refuses_impossible_counts(successes: int, count: int) -> None:
+    with pytest.raises(ValueError, match="expected 0 <= successes <= count"):
+        wilson_interval(successes, count)
+
+
+def test_paired_bootstrap_of_constant_difference_has_no_width() -> None:
+    treated = {"a": [1, 1], "b": [1, 0], "c": [0.5]}
+    reference = {"c": [0.0, 0.0], "a": [0, 1], "b": [0, 0]}
+    interval = paired_bootstrap(treated, reference, np.random.default_rng(0))
+    assert (interval.value, interval.low, interval.high, interval.count) == (0.5, 0.5, 0.5, 3)
+
+
+def test_paired_bootstrap_of_two_states_enumerates_the_four_resamples() -> None:
+    # Differences 0 and 1: resampled means are 0, .5, .5, 1 with probabilities 1/4, 1/2, 1/4.
+    interval = paired_bootstrap({"a": [0], "b": [1]}, {"a": [0], "b": [0]}, np.random.default_rng(0), confidence=0.9)
+    assert (interval.value, interval.low, interval.high) == (0.5, 0.0, 1.0)
+    narrow = paired_bootstrap({"a": [0], "b": [1]}, {"a": [0], "b": [0]}, np.random.default_rng(0), confidence=0.4)
+    assert (narrow.low, narrow.high) == (0.5, 0.5)
+
+
+def test_paired_bootstrap_is_a_function_of_the_generator_and_not_of_the_order() -> None:
+    generator = np.random.default_rng(3)
+    treated = {f"s{i:03d}": generator.integers(0, 2, 3) for i in range(40)}
+    reference = {state: generator.integers(0, 2, 3) for state in treated}
+    first = paired_bootstrap(treated, reference, np.random.default_rng(1))
+    again = paired_bootstrap(dict(reversed(treated.items())), reference, np.random.default_rng(1))
+    assert first == again
+    assert first != paired_bootstrap(treated, reference, np.random.default_rng(2))
+
+
+def test_paired_bootstrap_names_states_that_lack_a_partner() -> None:
+    with pytest.raises(ValueError, match=r"only treated: \['b'\]"):
+        paired_bootstrap({"a": [1], "b": [1]}, {"a": [1]}, np.random.default_rng(0))
+
+
+def test_cluster_interval_is_wider_than_treating_episodes_as_independent() -> None:
+    # 20 states, each all-success or all-failure: 20 facts, however many episodes.
+    per_state = [[i % 2] * 30 for i in range(20)]
+    clustered = cluster_interval(per_state, np.random.default_rng(0))
+    independent = wilson_interval(300, 600)
+    assert clustered.value == 0.5
+    assert clustered.high - clustered.low > 3 * (independent.high - independent.low)
+
+
+@pytest.mark.parametrize(
+    ("predictions", "targets", "expected"),
+    [
+        ([1, 2, 3], [1, 2, 3], 1.0),
+        ([2, 2, 2], [1, 2, 3], 0.0),
+        ([11, 12, 13], [1, 2, 3], 1.0),  # a constant offset is no variance
+        ([3, 2, 1], [1, 2, 3], -3.0),
+    ],
+)
+def test_explained_variance(predictions: list[float], targets: list[float], expected: float) -> None:
+    assert explained_variance(predictions, targets) == pytest.approx(expected)
+
+
+def test_explained_variance_of_constant_targets_is_nan() -> None:
+    assert np.isnan(explained_variance([0.1, 0.2], [1.0, 1.0]))
+
+
+def test_non_finite_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        explained_variance([np.nan, 0.0], [1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("table", "between"),
+    [
+        ([[1, 1], [0, 0], [1, 1], [0, 0]], 1.0),  # the state decides all
+        ([[1, 0], [0, 1], [1, 0], [0, 1]], 0.0),  # the noise decides all
+        # means 1, 0, .5, .5: MSB = 2 * (1/6) = 1/3, MSW = 1/4, between = 1/24, total = 7/24
+        ([[1, 1], [0, 0], [1, 0], [0, 1]], 1 / 7),
+    ],
+)
+def test_variance_shares(table: list[list[int]], between: float) -> None:
+    shares = variance_shares(table)
+    assert shares.between_states == pytest.approx(between)
+    assert shares.between_states + shares.within_states == pytest.approx(1.0)
