@@ -21,6 +21,8 @@ def end_effector_poses(targets: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(targets, dtype=np.float64)
     if values.ndim < 1 or values.shape[-1] != 14:
         raise ValueError(f"targets: expected (..., 14); got {values.shape}")
+    if not np.isfinite(values).all():
+        raise ValueError("targets: expected finite joint targets and grippers; got NaN or infinity")
     poses = np.empty_like(values)
     for arm, start in (("left", 0), ("right", 7)):
         positions, rotations = arm_forward_kinematics(arm, values[..., start : start + 6])
