@@ -1,0 +1,1 @@
+"""Policies, SFT, PPO, evaluation and reports: the trainer, a client of simulators and world models alike."""

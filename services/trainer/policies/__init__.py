@@ -1,0 +1,18 @@
+"""Policies: observation to action chunk, with densities and values for policy-gradient training."""
+
+from services.trainer.policies.checkpoint import load_policy, save_policy
+from services.trainer.policies.config import SIZES, FlowPolicyConfig, flow_mini
+from services.trainer.policies.flow_policy import FlowPolicy
+from services.trainer.policies.observation import PolicyEvaluation, PolicyObservation, PolicySample
+
+__all__ = [
+    "SIZES",
+    "FlowPolicy",
+    "FlowPolicyConfig",
+    "PolicyEvaluation",
+    "PolicyObservation",
+    "PolicySample",
+    "flow_mini",
+    "load_policy",
+    "save_policy",
+]

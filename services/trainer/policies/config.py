@@ -1,0 +1,146 @@
+"""Settings of the flow policy, one documented field each, and the named sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class FlowPolicyConfig:
+    """The pi0.5 architecture (Physical Intelligence 2025, arXiv 2504.16054) by numbers; the defaults are `flow-mini`.
+
+    SigLIP reads the image, a Gemma prefix reads image, state and instruction tokens with full attention, and a
+    Gemma *action expert*, modulated by the flow time (adaRMS), denoises the action chunk while it attends to the
+    prefix's keys and values. Settings that published pi0.5 weights do not have are marked *mini*.
+    """
+
+    # Interface: shapes are checked on every call.
+    image_height: int = 96
+    """Pixels; divisible by `patch_size`."""
+    image_width: int = 128
+    """Pixels; divisible by `patch_size`."""
+    chunk_actions: int = 50
+    """Actions the policy emits for one observation."""
+    action_dimensions: int = 14
+    """Numbers in an action and in the state."""
+    gripper_dimensions: tuple[int, ...] = (6, 13)
+    """Dimensions that are emitted absolute; all others are deltas to the state the policy is given."""
+    interface_fingerprint: str = ""
+    """SHA-256 of the contract's interface the policy was trained for ("" before it is)."""
+
+    # Vision tower (SigLIP).
+    vision_stem: Literal["patch", "convolution"] = "convolution"
+    """"patch": SigLIP's one linear map a patch. "convolution" (*mini*): strided 3x3 convolutions to the same token
+    grid (Xiao et al. 2021, "Early convolutions help transformers see better"), which learn where things are from
+    far fewer demonstrations."""
+    patch_size: int = 16
+    """Pixels a side of an image token; a power of two with the convolution stem."""
+    vision_width: int = 128
+    vision_layers: int = 1
+    vision_heads: int = 4
+    vision_mlp_width: int = 256
+
+    # Prefix (PaliGemma's language model) and action expert (Gemma with adaRMS).
+    prefix_width: int = 128
+    prefix_mlp_width: int = 384
+    expert_width: int = 128
+    expert_mlp_width: int = 384
+    layers: int = 3
+    """Layers of the prefix and of the expert; equal, for expert layer i reads the prefix's layer i."""
+    heads: int = 4
+    key_value_heads: int = 4
+    """1 in pi0.5 (multi-query); shared by prefix and expert, as is `head_width`."""
+    head_width: int = 32
+    actions_per_token: int = 5
+    """*mini*: consecutive actions folded into one expert token (1 in pi0.5); divides `chunk_actions`."""
+    action_position_embedding: bool = True
+    """*mini*: a learned position a token of the expert, besides the rotary one."""
+
+    # Instruction: whole words hashed to a small table; no vocabulary file, nothing to download.
+    instruction_tokens: int = 12
+    """Words kept; shorter instructions are padded and the padding masked."""
+    instruction_vocabulary: int = 256
+    """Rows of the word table; row 0 is padding."""
+
+    # Flow. t = 1 is noise, t = 0 the action.
+    prediction: Literal["velocity", "action"] = "action"
+    """What the expert's output means: the velocity (pi0.5), or the clean action, from which the velocity is
+    (x_t - action) / t (*mini*; Li and He 2025, arXiv 2511.13720): no white noise survives the last step, which at
+    this size is what makes the arm land where the image says."""
+    denoise_steps: int = 5
+    noise_level: float = 0.3
+    """`a` of the flow-SDE: sigma_t = a sqrt(t / (1 - t))."""
+    noise_steps: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Denoise steps (0 is the first, at t = 1) among which the stochastic one is drawn, per sample. Noise of an early
+    step is carried through the flow into coherent motion; the last one's reaches the actions as it is."""
+    noise_correlation: float = 0.0
+    """Correlation of the flow-SDE's noise between consecutive actions, in [0, 1): 0 is white (pi0.5 in RLinf); 0.9 and
+    more moves a whole trajectory aside instead of shaking it. Densities are exact for every value."""
+
+    # Critic.
+    value_input: Literal["prefix", "prefix_tokens"] = "prefix"
+    """"prefix": the mean of the prefix's output tokens. "prefix_tokens": mean and state token, side by side."""
+    value_width: int = 128
+    value_detached: bool = True
+    """Whether the value's gradient stops at the critic (True), or trains the prefix as well."""
+
+    def __post_init__(self) -> None:
+        checks = [
+            ("image_height", self.image_height, self.image_height % self.patch_size == 0, "a multiple of patch_size"),
+            ("image_width", self.image_width, self.image_width % self.patch_size == 0, "a multiple of patch_size"),
+            (
+                "patch_size",
+                self.patch_size,
+                self.vision_stem == "patch" or math.log2(self.patch_size).is_integer(),
+                "a power of two with the convolution stem",
+            ),
+            (
+                "actions_per_token",
+                self.actions_per_token,
+                self.actions_per_token > 0 and self.chunk_actions % self.actions_per_token == 0,
+                "a divisor of chunk_actions",
+            ),
+            ("denoise_steps", self.denoise_steps, self.denoise_steps >= 2, "at least 2"),
+            (
+                "noise_steps",
+                self.noise_steps,
+                len(self.noise_steps) > 0 and all(0 <= step < self.denoise_steps for step in self.noise_steps),
+                f"at least one step in 0..{self.denoise_steps - 1}",
+            ),
+            ("noise_level", self.noise_level, math.isfinite(self.noise_level) and self.noise_level > 0, "positive"),
+            ("noise_correlation", self.noise_correlation, 0 <= self.noise_correlation < 1, "in [0, 1)"),
+            (
+                "gripper_dimensions",
+                self.gripper_dimensions,
+                all(0 <= index < self.action_dimensions for index in self.gripper_dimensions),
+                "indices of action dimensions",
+            ),
+        ]
+        for name, value, holds, expected in checks:
+            if not holds:
+                raise ValueError(f"FlowPolicyConfig.{name}: expected {expected}; got {value!r}")
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens an image becomes."""
+        return (self.image_height // self.patch_size) * (self.image_width // self.patch_size)
+
+    @property
+    def expert_tokens(self) -> int:
+        """Tokens an action chunk becomes."""
+        return self.chunk_actions // self.actions_per_token
+
+    def replace(self, **changes: object) -> FlowPolicyConfig:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def flow_mini(**changes: object) -> FlowPolicyConfig:
+    """The embedded default: 2.2 million parameters for 96x128 images."""
+    return FlowPolicyConfig().replace(**changes)
+
+
+SIZES = {"flow-mini": flow_mini}

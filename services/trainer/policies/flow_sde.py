@@ -1,0 +1,65 @@
+"""Flow-SDE: the stochastic denoise step of a flow policy, and its density.
+
+Notation of the pi_RL report (arXiv 2510.25889): t = 1 is noise and t = 0 the action; x_t = t noise + (1 - t) action;
+velocity v = noise - action, so the action is x_t - t v and the noise x_t + (1 - t) v. A step goes from t to t - d.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def step_moments(x: Tensor, velocity: Tensor, time: Tensor, step: float, noise_level: float) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of x at t - d, given x at t.
+
+    sigma = a sqrt(t / (1 - t)), with 1 - t taken as d at t = 1;
+    mean = (1 - (t - d)) action + (t - d - sigma^2 d / (2 t)) noise; std = sqrt(d) sigma.
+
+    Args:
+        x: (B, actions, dimensions) at t. velocity: the same shape. time: t of each sample, (B,), in (0, 1].
+        step: d. noise_level: a; 0 gives the deterministic (Euler) step.
+
+    Returns:
+        mean (B, actions, dimensions) and std (B,).
+    """
+    remaining = torch.where(time >= 1.0 - 1e-6, torch.full_like(time, step), 1.0 - time)
+    sigma = noise_level * torch.sqrt(time / remaining)
+    after = time - step
+    action = x - time[:, None, None] * velocity
+    noise = x + (1.0 - time)[:, None, None] * velocity
+    weight = after - sigma**2 * step / (2.0 * time)
+    mean = (1.0 - after)[:, None, None] * action + weight[:, None, None] * noise
+    return mean, math.sqrt(step) * sigma
+
+
+def correlate(white: Tensor, correlation: float) -> Tensor:
+    """White noise (B, actions, dimensions) to unit variance, stationary AR(1) over the actions."""
+    if correlation == 0.0:
+        return white
+    count = white.shape[1]
+    lag = torch.arange(count)[:, None] - torch.arange(count)[None, :]
+    weights = torch.where(lag >= 0, correlation ** lag.clamp(min=0).to(white.dtype), torch.zeros(()))
+    weights[:, 1:] *= math.sqrt(1.0 - correlation**2)
+    return torch.einsum("kj,bjd->bkd", weights.to(white), white)
+
+
+def log_probabilities(x: Tensor, mean: Tensor, std: Tensor, correlation: float) -> Tensor:
+    """Log-density of x (B, actions, dimensions), summed over the dimensions of an action: (B, actions).
+
+    With correlated noise, action k's term is its density given the earlier actions of the chunk; in both cases the sum
+    over actions is the density of the chunk.
+    """
+    normalised = (x - mean) / std[:, None, None]
+    log_scale = torch.log(std)[:, None].expand(x.shape[0], x.shape[1])
+    if correlation > 0.0:
+        innovation = math.sqrt(1.0 - correlation**2)
+        later = (normalised[:, 1:] - correlation * normalised[:, :-1]) / innovation
+        normalised = torch.cat([normalised[:, :1], later], dim=1)
+        extra = torch.full((x.shape[1],), math.log(innovation), dtype=x.dtype, device=x.device)
+        extra[0] = 0.0
+        log_scale = log_scale + extra
+    dimensions = x.shape[2]
+    return -0.5 * (normalised**2).sum(-1) - dimensions * (log_scale + 0.5 * math.log(2.0 * math.pi))
