@@ -1,8 +1,8 @@
 """`worldserve COMMAND`: finds a command among the entry points of the group "worldserve.commands" and runs it.
 
 A command is an entry point `name = "package.module:main"`; `main(argv: Sequence[str] | None = None) -> int | None` gets
-the arguments after the command's name. Its line in `worldserve --help` is the module's `SUMMARY` string, or else the first
-line of its docstring, read from the source: listing the commands imports none (torchrl alone takes five seconds).
+the arguments after the command's name. Its line in `worldserve --help` is the module's `SUMMARY` string, or else the
+first line of its docstring, read from the source: listing the commands imports none (torchrl alone takes five seconds).
 """
 
 import ast
