@@ -181,7 +181,7 @@ install_python_packages() {
     say "installing $torch (the largest download)"
   fi
   pip_install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$torch"
-  if "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then
+  if "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' 2> /dev/null; then
     say "note: this torch is a CUDA build; it works on a CPU too. TORCH_INDEX_URL chooses another index."
   fi
   say "installing worldserve and what it needs (extras: all, dev)"
