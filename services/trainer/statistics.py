@@ -47,7 +47,7 @@ def _check_confidence(confidence: float) -> None:
 
 
 def wilson_interval(successes: int, count: int, confidence: float = DEFAULT_CONFIDENCE) -> Interval:
-    """Wilson's score interval of a proportion of independent trials (Wilson 1927); exact at 0 and `count` successes too."""
+    """Wilson's score interval of a proportion of independent trials (Wilson 1927)."""
     from scipy.stats import norm
 
     _check_confidence(confidence)
@@ -122,7 +122,7 @@ def _bootstrap_mean(
 
 
 def explained_variance(predictions: ArrayLike, targets: ArrayLike) -> float:
-    """1 - Var(targets - predictions) / Var(targets); NaN where the targets do not vary, which is a fact, not an error."""
+    """1 - Var(targets - predictions) / Var(targets); NaN where the targets do not vary."""
     predicted = _finite(np.ravel(predictions), "predictions", 1)
     target = _finite(np.ravel(targets), "targets", 1)
     if predicted.shape != target.shape:

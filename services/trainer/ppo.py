@@ -1,0 +1,548 @@
+"""Proximal policy optimisation of a flow policy, in one file: `worldserve ppo`.
+
+An episode is a few decisions (chunks of 50 actions) with one reward at its end. The policy's density is flow-SDE's
+(RLinf's pi_RL report, arXiv 2510.25889): one denoise step a decision is Gaussian; its log-probability is the policy's.
+Advantages are torchrl's generalised advantage estimation, the losses PPO's (Schulman et al. 2017, arXiv 1707.06347).
+torchrl's ClipPPOLoss wants a TensorDict actor that draws from a distribution object; the flow policy hands over
+densities, so the loss is written here and tested against torchrl's.
+
+    worldserve ppo --target localhost:50051 --policy weights/policy-sft --recipe mini --reward-source success
+    worldserve ppo --recipe corrected --target localhost:50052 --out runs/wm-0 --seed 0
+    worldserve ppo --recipe corrected --target localhost:50052 --out runs/wm-0 --seed 0 --resume
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.trainer.policies import FlowPolicy, load_policy, save_policy
+from services.trainer.ppo_config import PPOConfig
+from services.trainer.recipes import parse_command
+from services.trainer.rollout import Client, Rollout, collect_rollout, make_observation
+from services.trainer.run_record import RunRecord
+from services.trainer.statistics import explained_variance
+
+SUMMARY = "Improve a policy by PPO in a simulator or a world model."
+
+
+class AgreementError(RuntimeError):
+    """Rollout and training do not compute the same density or value: every ratio would be wrong."""
+
+
+# Returns and advantages ------------------------------------------------------------------------------------------
+
+
+def generalized_advantages(
+    rewards: Tensor,
+    values: Tensor,
+    final_values: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    gamma: float,
+    lambda_: float,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns (N, T) by torchrl's GAE.
+
+    rewards, values float32 (N, T); final_values (N,): V of the observation after the last decision; terminated, done
+    bool (N, T). Where an episode is done and not terminated, V of what follows is bootstrapped.
+    """
+    from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+    following = torch.cat([values[:, 1:], final_values[:, None]], dim=1)
+    advantages, returns = generalized_advantage_estimate(
+        gamma,
+        lambda_,
+        values[..., None],
+        following[..., None],
+        rewards[..., None],
+        done[..., None],
+        terminated[..., None],
+    )
+    return advantages[..., 0], returns[..., 0]
+
+
+def group_advantages(returns: Tensor, group: int) -> Tensor:
+    """Return of each episode minus the mean of the others of its group, `group` in a row: (N,)."""
+    table = returns.reshape(-1, group)
+    others = (table.sum(1, keepdim=True) - table) / (group - 1)
+    return (table - others).reshape(-1)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What an update needs of a rollout, flat over decisions (N * T,)."""
+
+    advantages: Tensor
+    returns: Tensor
+    old_log_probabilities: Tensor
+    old_values: Tensor
+
+
+def make_targets(rollout: Rollout, final_values: Tensor, config: PPOConfig) -> Targets:
+    """Advantages (normalised if asked) and returns of a rollout under `config`."""
+    rewards, values = torch.from_numpy(rollout.rewards), rollout.values
+    terminated, truncated = torch.from_numpy(rollout.terminated), torch.from_numpy(rollout.truncated)
+    done = terminated | truncated
+    if config.limit_as == "terminated":
+        terminated = done
+    elif config.limit_as == "truncated":
+        terminated = torch.zeros_like(done)
+    advantages, returns = generalized_advantages(
+        rewards, values, final_values, terminated, done, config.gamma, config.gae_lambda
+    )
+    if config.baseline == "group":
+        advantages = _group_baseline(rollout, config)
+    if config.normalize_advantages:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    advantages = torch.where(advantages < 0, config.negative_advantage_weight * advantages, advantages)
+    old = rollout.samples["log_probabilities"].flatten(0, 1)
+    return Targets(advantages.flatten(), returns.flatten(), old, values.flatten())
+
+
+def _group_baseline(rollout: Rollout, config: PPOConfig) -> Tensor:
+    """Group advantages; a group that lost an episode to a failure carries no signal (zero)."""
+    total = torch.from_numpy(rollout.rewards).sum(1)
+    group = torch.tensor([plan.index // config.episodes_per_state for plan in rollout.plans])
+    advantages = torch.zeros(len(rollout))
+    for number in group.unique():
+        members = group == number
+        if int(members.sum()) == config.episodes_per_state:
+            advantages[members] = group_advantages(total[members], config.episodes_per_state)
+    return advantages[:, None].expand(-1, rollout.rewards.shape[1]).contiguous()
+
+
+# Losses ----------------------------------------------------------------------------------------------------------
+
+
+def log_ratios(new: Tensor, old: Tensor, level: str) -> Tensor:
+    """log pi_new / pi_old, (B, 1) a chunk or (B, actions) an action, from log-probabilities (B, actions)."""
+    difference = new - old
+    return difference.sum(1, keepdim=True) if level == "chunk" else difference
+
+
+def policy_loss(log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """PPO's clipped surrogate (equation 7), negated: log_ratio (B, units), advantages (B,); a mean over both."""
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return -torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None]).mean()
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None, delta: float) -> Tensor:
+    """Huber loss of the values (B,), the larger of plain and clipped as in RLinf; no factor beyond Huber's own 0.5."""
+    huber = torch.nn.functional.huber_loss
+    plain = huber(values, returns, reduction="none", delta=delta)
+    if clip is None:
+        return plain.mean()
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.maximum(plain, huber(clipped, returns, reduction="none", delta=delta)).mean()
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """KL(old || new) from samples of old: mean of (r - 1) - log r, unbiased and never negative (Schulman 2020)."""
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+
+
+def check_agreement(policy: FlowPolicy, rollout: Rollout, config: PPOConfig) -> dict[str, float]:
+    """Log-probabilities and values of the rollout, computed again as training does. Raises AgreementError."""
+    worst_ratio, worst_value = 0.0, 0.0
+    with torch.no_grad():
+        for rows in _slices(np.arange(rollout.rewards.size), config.microbatch_size):
+            evaluation = policy.evaluate_sample(rollout.observation(rows), rollout.sample(rows))
+            old = rollout.sample(rows)
+            ratio = log_ratios(evaluation.log_probabilities, old.log_probabilities, config.ratio_level).exp()
+            worst_ratio = max(worst_ratio, float((ratio - 1.0).abs().max()))
+            worst_value = max(worst_value, float((evaluation.values - old.values).abs().max()))
+    if not max(worst_ratio, worst_value) <= config.agreement_tolerance:
+        raise AgreementError(
+            f"before the first update: expected rollout and training to agree to {config.agreement_tolerance:g}; got "
+            f"max |ratio - 1| = {worst_ratio:.3g} and max |value difference| = {worst_value:.3g}. The policy's act() "
+            "and evaluate_sample() compute different functions (noise settings, dropout, precision), or the observations "
+            "changed on the way."
+        )
+    return {"agreement/max_ratio_error": worst_ratio, "agreement/max_value_error": worst_value}
+
+
+# Update ----------------------------------------------------------------------------------------------------------
+
+
+class Learner:
+    """The policy, its optimiser and one iteration's update."""
+
+    def __init__(self, policy: FlowPolicy, config: PPOConfig) -> None:
+        self.policy, self.config = policy, config
+        self.learning_rate = config.learning_rate
+        frozen = policy.prefix_parameters() if config.trainable == "expert" else []
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        self.value_parameters = policy.value_parameters()
+        own = {id(parameter) for parameter in self.value_parameters}
+        self.policy_parameters = [p for p in policy.parameters() if p.requires_grad and id(p) not in own]
+        self.optimizer = torch.optim.Adam(
+            [
+                {"params": self.policy_parameters, "lr": config.learning_rate},
+                {"params": self.value_parameters, "lr": config.value_learning_rate},
+            ],
+            betas=(0.9, config.adam_beta2),
+        )
+
+    def update(
+        self, rollout: Rollout, targets: Targets, iteration: int, generator: np.random.Generator
+    ) -> dict[str, Any]:
+        """One iteration's epochs; the policy too once the warm-up iterations are over."""
+        config = self.config
+        train_policy = iteration >= config.critic_warmup_iterations
+        value_epochs = config.value_epochs or config.update_epochs
+        self.optimizer.param_groups[0]["lr"] = self.learning_rate
+        log: dict[str, list[float]] = {}
+        stopped = ""
+        for epoch in range(max(config.update_epochs if train_policy else 0, value_epochs)):
+            order = generator.permutation(rollout.rewards.size)
+            for rows in _slices(order, config.minibatch_size):
+                with_policy = train_policy and not stopped and epoch < config.update_epochs
+                reason = self._minibatch(rollout, targets, rows, with_policy, epoch < value_epochs, log)
+                stopped = stopped or reason
+            if stopped and epoch + 1 >= value_epochs:
+                break
+        metrics: dict[str, Any] = {name: float(np.mean(values)) for name, values in log.items()}
+        if train_policy:
+            metrics["actor/ratio_max"] = max(log["actor/ratio_max"])
+            metrics["actor/final_approx_kl"] = float(np.mean(log["actor/approx_kl"][-3:]))
+            metrics["actor/optimizer_steps"] = len(log.get("actor/grad_norm", []))
+            metrics["actor/stop_reason"] = stopped
+            self._adapt(metrics["actor/final_approx_kl"])
+        metrics["actor/learning_rate"] = self.learning_rate if train_policy else 0.0
+        return metrics
+
+    def _minibatch(
+        self,
+        rollout: Rollout,
+        targets: Targets,
+        rows: NDArray[np.int64],
+        with_policy: bool,
+        with_value: bool,
+        log: dict[str, list[float]],
+    ) -> str:
+        """One optimiser step; returns why the policy's updates should stop, or ""."""
+        config, seen = self.config, []
+        self.optimizer.zero_grad(set_to_none=True)
+        for part in _slices(rows, config.microbatch_size):
+            index, share = torch.from_numpy(part), len(part) / len(rows)
+            observation = rollout.observation(part)
+            loss = torch.zeros(())
+            measured: dict[str, float] = {}
+            if with_policy:
+                evaluation = self.policy.evaluate_sample(observation, rollout.sample(part))
+                values = evaluation.values
+                ratio = log_ratios(
+                    evaluation.log_probabilities, targets.old_log_probabilities[index], config.ratio_level
+                )
+                loss = policy_loss(ratio, targets.advantages[index], config.clip_low, config.clip_high)
+                measured |= _ratio_metrics(ratio.detach(), loss.detach(), config)
+            else:
+                values = self.policy.value(observation)
+            if with_value:
+                old, returns = targets.old_values[index], targets.returns[index]
+                critic = value_loss(values, old, returns, config.value_clip, config.huber_delta)
+                loss = loss + critic
+                measured |= _value_metrics(values.detach(), old, critic.detach(), config)
+            if not bool(torch.isfinite(loss)):
+                raise FloatingPointError(
+                    f"loss: expected a finite number; got {float(loss)}. Lower the learning rate or raise noise_level; "
+                    "the last checkpoint is whole."
+                )
+            (loss * share).backward()
+            seen.append((share, measured))
+        merged = _merge(seen)
+        for name, value in merged.items():
+            log.setdefault(name, []).append(value)
+        reason = _stop_reason(merged, config) if with_policy else ""
+        if reason:  # the policy keeps what it has; the critic's step is still good
+            for parameter in self.policy_parameters:
+                parameter.grad = None
+        elif with_policy:
+            log.setdefault("actor/grad_norm", []).append(_clip(self.policy_parameters, config.max_grad_norm))
+        if with_value:
+            log.setdefault("critic/grad_norm", []).append(_clip(self.value_parameters, config.max_grad_norm))
+        if not with_policy:  # a trained prefix would get the critic's gradient where the critic is not detached
+            for parameter in self.policy_parameters:
+                parameter.grad = None
+        self.optimizer.step()
+        return reason
+
+    def _adapt(self, approx_kl: float) -> None:
+        config = self.config
+        if config.adaptive_learning_rate and config.target_kl is not None:
+            if approx_kl > 2.0 * config.target_kl:
+                self.learning_rate = max(self.learning_rate / 2.0, config.learning_rate / 10.0)
+            elif approx_kl < 0.5 * config.target_kl:
+                self.learning_rate = min(self.learning_rate * 1.5, config.learning_rate * 10.0)
+
+
+def _ratio_metrics(log_ratio: Tensor, loss: Tensor, config: PPOConfig) -> dict[str, float]:
+    ratio = log_ratio.exp()
+    clipped = (ratio < 1.0 - config.clip_low) | (ratio > 1.0 + config.clip_high)
+    return {
+        "actor/policy_loss": float(loss),
+        "actor/approx_kl": float(approximate_kl(log_ratio)),
+        "actor/ratio": float(ratio.mean()),
+        "actor/ratio_max": float(ratio.max()),
+        "actor/clip_fraction": float(clipped.float().mean()),
+    }
+
+
+def _value_metrics(values: Tensor, old: Tensor, loss: Tensor, config: PPOConfig) -> dict[str, float]:
+    moved = (values - old).abs()
+    clipped = (moved > config.value_clip).float().mean() if config.value_clip is not None else torch.zeros(())
+    return {
+        "critic/value_loss": float(loss),
+        "critic/value_clip_ratio": float(clipped),
+        "critic/values": float(values.mean()),
+    }
+
+
+def _merge(seen: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
+    """Means over microbatches by their share; the maximum of a maximum."""
+    names = seen[0][1].keys()
+    return {
+        name: max(m[name] for _, m in seen) if name.endswith("_max") else sum(share * m[name] for share, m in seen)
+        for name in names
+    }
+
+
+def _stop_reason(metrics: dict[str, float], config: PPOConfig) -> str:
+    if metrics["actor/ratio_max"] > config.max_ratio:
+        return "max_ratio"
+    if config.target_kl is not None and metrics["actor/approx_kl"] > 1.5 * config.target_kl:
+        return "target_kl"
+    return ""
+
+
+def _clip(parameters: list[torch.nn.Parameter], limit: float) -> float:
+    norm = float(torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], limit))
+    if not np.isfinite(norm):
+        raise FloatingPointError(f"gradient norm: expected a finite number; got {norm}. Lower the learning rate.")
+    return norm
+
+
+def _slices(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+    for first in range(0, len(rows), size):
+        yield rows[first : first + size]
+
+
+# The run ---------------------------------------------------------------------------------------------------------
+
+
+def choose_initial_states(ids: Sequence[str], config: PPOConfig, iteration: int) -> list[str]:
+    """The iteration's states: drawn without replacement while they last, each `episodes_per_state` times in a row."""
+    generator = np.random.default_rng([config.seed, iteration, 1])
+    count = config.episodes_per_iteration // config.episodes_per_state
+    rounds = [generator.permutation(len(ids)) for _ in range(-(-count // len(ids)))]
+    chosen = np.concatenate(rounds)[:count]
+    return [ids[number] for number in chosen for _ in range(config.episodes_per_state)]
+
+
+def train(
+    client: Client,
+    policy: FlowPolicy,
+    initial_state_ids: Sequence[str],
+    config: PPOConfig,
+    record: RunRecord,
+    on_progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
+    card: dict[str, Any] | None = None,
+) -> FlowPolicy:
+    """Run `config.iterations` of PPO; `policy` is trained in place and returned."""
+    noise = {"noise_level": config.noise_level, "noise_steps": config.noise_steps}
+    policy.config = policy.config.replace(**noise, noise_correlation=config.noise_correlation)
+    learner = Learner(policy, config)
+    first = _resume(record, learner) if config.resume else 0
+    for iteration in range(first, config.iterations):
+        wall, cpu = time.perf_counter(), time.process_time()
+        states = choose_initial_states(initial_state_ids, config, iteration)
+        on_progress("rollout", 0, len(states))
+        rollout = collect_rollout(
+            client, policy, states, config.seed, config.reward_source, "sample", config.batch,
+            iteration=iteration, run_name=f"ppo-{config.out.name}-{config.seed}", policy_batch=config.policy_batch,
+            overlap=config.overlap, on_progress=lambda count: on_progress("rollout", count, 0),
+        )  # fmt: skip
+        if len(rollout.failures) > config.max_failed_fraction * len(states):
+            raise RuntimeError(
+                f"{len(rollout.failures)} of {len(states)} episodes failed, more than max_failed_fraction = "
+                f"{config.max_failed_fraction}; the first: {rollout.failures[0].error}"
+            )
+        collected = time.process_time()
+        targets = make_targets(rollout, _final_values(policy, rollout, config), config)
+        metrics = check_agreement(policy, rollout, config) if iteration == first else {}
+        on_progress("update", 0, 0)
+        metrics |= learner.update(rollout, targets, iteration, np.random.default_rng([config.seed, iteration, 2]))
+        metrics |= _rollout_metrics(rollout, targets) | {
+            "time/rollout_policy_cpu_s": rollout.policy_cpu_s,
+            "time/rollout_cpu_s": collected - cpu,
+            "time/update_cpu_s": time.process_time() - collected,
+            "time/iteration_wall_s": time.perf_counter() - wall,
+        }
+        record.log(iteration, metrics, _episode_rows(rollout, iteration))
+        if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.iterations:
+            about = {**(card or {}), "iteration": iteration + 1, "seed": config.seed, "metrics": _numbers(metrics)}
+            state = {"learning_rate": learner.learning_rate}
+            record.checkpoint(iteration + 1, partial(save_policy, policy, card=about), learner.optimizer, state)
+        on_progress(_summary(iteration, metrics), 1, config.iterations)
+    return policy
+
+
+def _resume(record: RunRecord, learner: Learner) -> int:
+    checkpoint = record.latest_checkpoint()
+    if checkpoint is None:
+        return 0
+    learner.policy.load_state_dict(load_policy(checkpoint / "policy").state_dict())
+    state = record.restore(checkpoint, learner.optimizer)
+    learner.learning_rate = float(state["learning_rate"])
+    return int(state["iteration"])
+
+
+def _final_values(policy: FlowPolicy, rollout: Rollout, config: PPOConfig) -> Tensor:
+    """V of the observation after each episode's last decision, (N,); needed only where the limit is a cut."""
+    if config.limit_as == "terminated" or (config.limit_as == "contract" and rollout.terminated[:, -1].all()):
+        return torch.zeros(len(rollout))
+    parts = []
+    with torch.no_grad():
+        for rows in _slices(np.arange(len(rollout)), config.microbatch_size):
+            instructions = [rollout.instructions[row] for row in rows]
+            parts.append(
+                policy.value(make_observation(rollout.final_images[rows], rollout.final_states[rows], instructions))
+            )
+    return torch.cat(parts)
+
+
+def _rollout_metrics(rollout: Rollout, targets: Targets) -> dict[str, Any]:
+    returns, values = targets.returns.numpy(), targets.old_values.numpy()
+    known = {"success": rollout.success, "verdict": rollout.verdict}
+    rates = {f"env/{name}": float(v[v >= 0].mean()) for name, v in known.items() if bool((v >= 0).any())}
+    return rates | {
+        "env/reward": float(rollout.rewards.sum(1).mean()),
+        "env/episodes": len(rollout),
+        "env/failed_episodes": len(rollout.failures),
+        "env/clipped_actions": float(rollout.clipped_actions.mean()),
+        "rollout/returns": float(returns.mean()),
+        "rollout/values": float(values.mean()),
+        "rollout/advantages_max": float(targets.advantages.max()),
+        "critic/explained_variance": explained_variance(values, returns),
+    }
+
+
+def _episode_rows(rollout: Rollout, iteration: int) -> list[dict[str, Any]]:
+    rows = [
+        {
+            "iteration": iteration,
+            "episode": plan.index,
+            "episode_id": plan.episode_id,
+            "initial_state_id": plan.initial_state_id,
+            "environment_seed": plan.environment_seed,
+            "success": int(rollout.success[i]),
+            "verdict": int(rollout.verdict[i]),
+            "verdict_peak": float(rollout.verdict_peak[i]),
+            "reward": float(rollout.rewards[i].sum()),
+            "clipped_actions": int(rollout.clipped_actions[i]),
+            "values": [round(float(v), 5) for v in rollout.values[i]],
+            "error": "",
+        }
+        for i, plan in enumerate(rollout.plans)
+    ]
+    for failure in rollout.failures:
+        plan = failure.plan
+        at = {"iteration": iteration, "episode": plan.index, "episode_id": plan.episode_id}
+        rows.append({**at, "initial_state_id": plan.initial_state_id, "error": str(failure.error)})
+    return rows
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {k: (v if not isinstance(v, float) or np.isfinite(v) else None) for k, v in metrics.items()}
+
+
+def _summary(iteration: int, metrics: dict[str, Any]) -> str:
+    names = ["env/reward", "env/success", "actor/approx_kl", "actor/clip_fraction", "critic/explained_variance"]
+    shown = [f"{name.split('/')[1]} {metrics[name]:.3f}" for name in names if name in metrics]
+    stop = f" stop: {metrics['actor/stop_reason']}" if metrics.get("actor/stop_reason") else ""
+    return f"iteration {iteration}: {', '.join(shown)}, {metrics['time/iteration_wall_s']:.0f} s{stop}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`worldserve ppo`."""
+    config = parse_command(PPOConfig, argv, "worldserve ppo", __doc__ or SUMMARY)
+    try:
+        return run(config)
+    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
+        print(f"worldserve ppo: {error}", file=sys.stderr)
+        return 1
+
+
+def run(config: PPOConfig) -> int:
+    """Connect, train, report; returns the exit status. Ctrl-C and SIGTERM leave whole checkpoints, no open episodes."""
+    from rich.console import Console
+    from worldserve.client import EnvironmentClient
+
+    from worldserve.episodes import InitialStateSet, refuse_for_training
+
+    console = Console(stderr=True)
+    torch.set_num_threads(config.threads)
+    states = InitialStateSet.load(config.initial_states)
+    refuse_for_training(states.ids)
+    policy = load_policy(config.policy)
+    record = RunRecord(config.out, dataclasses.asdict(config), config.resume)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    card = {"command": "worldserve ppo", "started_from": str(config.policy), "config": _jsonable(config)}
+    try:
+        with EnvironmentClient(config.target) as client, _Progress(console) as progress:
+            card["contract"] = client.get_contract().fingerprints()
+            train(client, policy, states.ids, config, record, progress, card)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; the newest checkpoint is whole: go on with --out {config.out} --resume")
+        return 130
+    finally:
+        record.close()
+    console.print(f"policy: {config.out / 'policy'}   metrics: {config.out / 'metrics.jsonl'}")
+    return 0
+
+
+def _jsonable(config: PPOConfig) -> dict[str, Any]:
+    return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()}
+
+
+class _Progress:
+    """Two bars, iterations and the episodes of the present one, and a line an iteration."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=console, transient=True)
+        self._iterations = self._bars.add_task("iteration", total=None)
+        self._phase = self._bars.add_task("rollout", total=None)
+
+    def __enter__(self) -> _Progress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        if phase in ("rollout", "update"):
+            if total or phase == "update":
+                self._bars.reset(self._phase, description=phase, total=total or None)
+            self._bars.advance(self._phase, done)
+        else:
+            self._bars.console.print(phase)
+            self._bars.update(self._iterations, total=total, advance=done)

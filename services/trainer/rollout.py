@@ -1,0 +1,425 @@
+"""Rollouts: whole episodes of a policy in a target (simulator or world model), in batches.
+
+An episode is a row of `Rollout` arrays (N, T, ...), T decisions of one chunk each. Its randomness comes from
+(run seed, iteration, episode index) alone, through one `torch.Generator` an episode: how many episodes share a batch,
+which half of the pipeline they ride in and how often a call was retried change nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.trainer.policies import PolicyObservation, PolicySample
+from worldserve.messages import FrameSelection, ItemError, ItemFailedError, ResetItem, ResetReply, StepItem, StepReply
+
+RewardSource = Literal["verdict", "success"]
+SampleMode = Literal["sample", "mean"]
+
+RETRYABLE_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED", "INTERNAL"})
+MAX_RETRIES = 4
+MAX_BACKOFF_S = 5.0
+
+
+class Client(Protocol):
+    """What a rollout needs of `worldserve.client.EnvironmentClient`."""
+
+    def reset(self, items: Sequence[ResetItem]) -> list[ResetReply | ItemError]:
+        """Open episodes; one reply or error an item."""
+
+    def step(self, items: Sequence[StepItem]) -> list[StepReply | ItemError]:
+        """Run one chunk in each episode."""
+
+    def close_episodes(self, episode_ids: Sequence[str]) -> Any:
+        """Free episodes, ended or not."""
+
+
+class Policy(Protocol):
+    """What a rollout needs of a policy."""
+
+    def act(
+        self, observation: PolicyObservation, generators: Sequence[torch.Generator], mode: SampleMode
+    ) -> PolicySample:
+        """One action chunk a sample."""
+
+
+class RolloutError(RuntimeError):
+    """The target cannot give what the rollout needs; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class EpisodePlan:
+    """One episode to run. `index` is its number in the iteration; all randomness is derived from `entropy`."""
+
+    index: int
+    episode_id: str
+    initial_state_id: str
+    entropy: tuple[int, ...]
+
+    def policy_generator(self) -> torch.Generator:
+        """A fresh generator of the policy's noise."""
+        return torch.Generator().manual_seed(_derive(self.entropy, 0))
+
+    @property
+    def environment_seed(self) -> int:
+        """Seed of the world model's noise, below 2**63."""
+        return _derive(self.entropy, 1)
+
+
+def _derive(entropy: tuple[int, ...], stream: int) -> int:
+    sequence = np.random.SeedSequence(entropy=entropy, spawn_key=(stream,))
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def plan_episodes(initial_state_ids: Sequence[str], seed: int, iteration: int, run_name: str) -> list[EpisodePlan]:
+    """One plan a state id, in order. `run_name` keeps the episode ids of different runs apart on one server."""
+    return [
+        EpisodePlan(index, f"{run_name}/{iteration}/{index}", state, (seed, iteration, index))
+        for index, state in enumerate(initial_state_ids)
+    ]
+
+
+@dataclass(frozen=True)
+class EpisodeFailure:
+    """An episode that could not be finished, and why."""
+
+    plan: EpisodePlan
+    chunk_index: int
+    error: ItemError
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """One finished episode with every frame: frames uint8 (1 + n, H, W, 3), actions float32 (n, 14)."""
+
+    plan: EpisodePlan
+    instruction: str
+    frames: NDArray[np.uint8]
+    requested_actions: NDArray[np.float32]
+    executed_actions: NDArray[np.float32]
+    proprioception: NDArray[np.float32]
+    replies: tuple[StepReply, ...]
+
+
+@dataclass
+class _Episode:
+    plan: EpisodePlan
+    generator: torch.Generator
+    frame: NDArray[np.uint8] | None = None
+    state: NDArray[np.float32] | None = None
+    instruction: str = ""
+    images: list[NDArray[np.uint8]] = field(default_factory=list)
+    states: list[NDArray[np.float32]] = field(default_factory=list)
+    samples: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    replies: list[StepReply] = field(default_factory=list)
+    failure: EpisodeFailure | None = None
+
+    @property
+    def running(self) -> bool:
+        ended = bool(self.replies) and (self.replies[-1].terminated or self.replies[-1].truncated)
+        return self.failure is None and not ended
+
+
+@dataclass
+class Rollout:
+    """N finished episodes of T decisions, and those that failed.
+
+    images uint8 (N, T, H, W, 3) and states float32 (N, T, 14) are what the policy saw; `final_images`, `final_states`
+    what it would have seen next. `samples` holds the policy's tensors by field name, each (N, T, ...). rewards float32,
+    terminated, truncated (N, T). success, verdict int8 (N,): 1, 0, or -1 where the target does not say.
+    """
+
+    plans: list[EpisodePlan]
+    instructions: list[str]
+    images: NDArray[np.uint8]
+    states: NDArray[np.float32]
+    final_images: NDArray[np.uint8]
+    final_states: NDArray[np.float32]
+    samples: dict[str, torch.Tensor]
+    rewards: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    success: NDArray[np.int8]
+    verdict: NDArray[np.int8]
+    verdict_peak: NDArray[np.float32]
+    clipped_actions: NDArray[np.int64]
+    failures: list[EpisodeFailure]
+    policy_cpu_s: float
+    wall_s: float
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The critic's values at rollout, float32 (N, T)."""
+        return self.samples["values"]
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def observation(self, rows: NDArray[np.int64]) -> PolicyObservation:
+        """Observations of flat decisions `rows` (episode * T + decision)."""
+        horizon = self.rewards.shape[1]
+        flat_images = self.images.reshape(-1, *self.images.shape[2:])
+        flat_states = self.states.reshape(-1, self.states.shape[-1])
+        return make_observation(
+            flat_images[rows], flat_states[rows], [self.instructions[int(row) // horizon] for row in rows]
+        )
+
+    def sample(self, rows: NDArray[np.int64]) -> PolicySample:
+        """The policy's samples of flat decisions `rows`."""
+        index = torch.from_numpy(rows)
+        return PolicySample(**{name: value.flatten(0, 1)[index] for name, value in self.samples.items()})
+
+
+def make_observation(
+    images: NDArray[np.uint8], states: NDArray[np.float32], instructions: list[str]
+) -> PolicyObservation:
+    """Numpy rows as the policy takes them."""
+    return PolicyObservation(
+        images=torch.from_numpy(np.ascontiguousarray(images)),
+        state=torch.from_numpy(np.ascontiguousarray(states, dtype=np.float32)),
+        instructions=instructions,
+    )
+
+
+def collect_rollout(
+    client: Client,
+    policy: Policy,
+    initial_state_ids: Sequence[str],
+    seed: int,
+    reward_source: RewardSource,
+    mode: SampleMode,
+    batch: int = 64,
+    *,
+    iteration: int = 0,
+    run_name: str = "rollout",
+    policy_batch: int = 16,
+    overlap: bool = True,
+    on_episode: Callable[[EpisodeRecord], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    plans: Sequence[EpisodePlan] | None = None,
+) -> Rollout:
+    """Run one episode an initial state, at most `batch` open at once, and return them as arrays.
+
+    `policy_batch` is the fixed size of a policy call (short ones are padded, so that a sample's bytes do not depend on
+    its companions). With `overlap` the batch is cut in two: one half is simulated while the policy thinks about the
+    other. With `on_episode` every frame is drawn and handed over. `on_progress` gets the number of episodes just ended.
+    `plans` replaces the plans made from the ids. Raises `RolloutError` when the target gives no reward of that source,
+    `ItemFailedError` for errors that retrying cannot cure.
+    """
+    if batch < 1 or policy_batch < 1:
+        raise ValueError(f"batch, policy_batch: expected at least 1; got {batch}, {policy_batch}")
+    todo = list(plans) if plans is not None else plan_episodes(initial_state_ids, seed, iteration, run_name)
+    if not todo:
+        raise ValueError("initial_state_ids: expected at least one initial state; got none")
+    selection = FrameSelection.every(1) if on_episode else FrameSelection.last()
+    started, finished, policy_cpu_s = time.perf_counter(), [], 0.0
+    for first in range(0, len(todo), batch):
+        wave = _Wave(client, policy, mode, policy_batch, selection, overlap)
+        episodes = wave.run(todo[first : first + batch])
+        policy_cpu_s += wave.policy_cpu_s
+        for episode in episodes:
+            if on_episode and episode.failure is None:
+                on_episode(_record(episode))
+        if on_episode:
+            _drop_frames(episodes)
+        finished.extend(episodes)
+        if on_progress:
+            on_progress(len(episodes))
+    return _assemble(finished, reward_source, policy_cpu_s, time.perf_counter() - started)
+
+
+class _Wave:
+    """The episodes that are open at one time."""
+
+    def __init__(
+        self,
+        client: Client,
+        policy: Policy,
+        mode: SampleMode,
+        policy_batch: int,
+        selection: FrameSelection,
+        overlap: bool,
+    ) -> None:
+        self._client, self._policy, self._mode = client, policy, mode
+        self._policy_batch, self._selection, self._overlap = policy_batch, selection, overlap
+        self.policy_cpu_s = 0.0
+
+    def run(self, plans: Sequence[EpisodePlan]) -> list[_Episode]:
+        episodes = [_Episode(plan, plan.policy_generator()) for plan in plans]
+        cut = (len(episodes) + 1) // 2 if self._overlap and len(episodes) > 1 else len(episodes)
+        halves = [half for half in (episodes[:cut], episodes[cut:]) if half]
+        pool = ThreadPoolExecutor(max_workers=len(halves), thread_name_prefix="rollout")
+        try:
+            pending: list[Future[None]] = [pool.submit(self._reset, half) for half in halves]
+            while any(episode.running for episode in episodes):
+                for number, half in enumerate(halves):
+                    pending[number].result()
+                    running = [episode for episode in half if episode.running]
+                    if running:
+                        self._act(running)
+                        pending[number] = pool.submit(self._step, running)
+            for future in pending:
+                future.result()
+        finally:
+            # Also after Ctrl-C: running calls end first, then the server may free the episodes.
+            pool.shutdown(wait=True, cancel_futures=True)
+            self._client.close_episodes([plan.episode_id for plan in plans])
+        return episodes
+
+    def _reset(self, episodes: list[_Episode]) -> None:
+        items = [ResetItem(e.plan.episode_id, e.plan.initial_state_id, seed=e.plan.environment_seed) for e in episodes]
+        for episode, reply in zip(episodes, _call(self._client.reset, items), strict=True):
+            if isinstance(reply, ItemError):
+                episode.failure = EpisodeFailure(episode.plan, -1, reply)
+            else:
+                episode.frame, episode.state = reply.frame, reply.proprioception
+                episode.instruction = reply.instruction
+
+    def _act(self, episodes: list[_Episode]) -> None:
+        started = time.thread_time()
+        for first in range(0, len(episodes), self._policy_batch):
+            part = episodes[first : first + self._policy_batch]
+            sample = self._act_padded(part)
+            for row, episode in enumerate(part):
+                assert episode.frame is not None
+                assert episode.state is not None
+                episode.images.append(episode.frame)
+                episode.states.append(episode.state)
+                episode.samples.append({f.name: getattr(sample, f.name)[row] for f in fields(sample)})
+        self.policy_cpu_s += time.thread_time() - started
+
+    def _act_padded(self, part: list[_Episode]) -> PolicySample:
+        padding = self._policy_batch - len(part)
+        rows = part + [part[-1]] * padding
+        generators = [e.generator for e in part] + [torch.Generator().manual_seed(0) for _ in range(padding)]
+        images = np.stack([e.frame for e in rows if e.frame is not None])
+        states = np.stack([e.state for e in rows if e.state is not None])
+        observation = make_observation(images, states, [e.instruction for e in rows])
+        with torch.no_grad():
+            sample = self._policy.act(observation, generators, self._mode)
+        if not torch.isfinite(sample.actions).all():
+            raise RolloutError("policy.act: expected finite actions; got some that are not. The policy has diverged.")
+        return sample
+
+    def _step(self, episodes: list[_Episode]) -> None:
+        items = [
+            StepItem(
+                e.plan.episode_id,
+                len(e.replies),
+                np.ascontiguousarray(e.samples[-1]["actions"].numpy(), dtype=np.float32),
+                self._selection,
+            )
+            for e in episodes
+        ]
+        for episode, reply in zip(episodes, _call(self._client.step, items), strict=True):
+            if isinstance(reply, ItemError):
+                episode.failure = EpisodeFailure(episode.plan, len(episode.replies), reply)
+            else:
+                episode.replies.append(reply)
+                episode.frame, episode.state = reply.frames[-1], reply.proprioception
+
+
+def _call(call: Callable[[Any], list[Any]], items: list[Any]) -> list[Any]:
+    """Send items; send again those with an error that may pass. Both calls are idempotent, so this is safe."""
+    replies = call(items)
+    for attempt in range(MAX_RETRIES):
+        again = [i for i, r in enumerate(replies) if isinstance(r, ItemError) and r.code in RETRYABLE_CODES]
+        if not again:
+            break
+        wait_s = max(max(replies[i].retry_after_s or 0.0 for i in again), 0.05 * 2**attempt)
+        time.sleep(min(wait_s, MAX_BACKOFF_S))
+        for i, reply in zip(again, call([items[i] for i in again]), strict=True):
+            replies[i] = reply
+    hopeless = [r for r in replies if isinstance(r, ItemError) and r.code not in RETRYABLE_CODES]
+    if hopeless:
+        raise ItemFailedError(hopeless)
+    return replies
+
+
+def _record(episode: _Episode) -> EpisodeRecord:
+    chunks = [reply.frames for reply in episode.replies]
+    requested = [sample["actions"].numpy() for sample in episode.samples]
+    return EpisodeRecord(
+        plan=episode.plan,
+        instruction=episode.instruction,
+        frames=np.concatenate([episode.images[0][None], *chunks]),
+        requested_actions=np.concatenate(requested).astype(np.float32),
+        executed_actions=np.concatenate([reply.executed_actions for reply in episode.replies]),
+        proprioception=np.stack([*episode.states, episode.replies[-1].proprioception]),
+        replies=tuple(episode.replies),
+    )
+
+
+def _drop_frames(episodes: list[_Episode]) -> None:
+    """Frames between decisions went to the writer; views would keep the whole chunks alive."""
+    for episode in episodes:
+        episode.images = [image.copy() for image in episode.images]
+        if episode.frame is not None:
+            episode.frame = episode.frame.copy()
+        for reply in episode.replies:
+            object.__setattr__(reply, "frames", reply.frames[:0].copy())
+
+
+def _reward(episode: _Episode, source: RewardSource) -> NDArray[np.float32]:
+    """(T,) float32: the one value is the last decision's."""
+    last = episode.replies[-1]
+    rewards = np.zeros(len(episode.replies), np.float32)
+    if source == "success":
+        if last.success is None:
+            raise RolloutError(
+                "reward_source: expected a target that knows the true success, as a simulator does; got one that does "
+                "not. Use --reward-source verdict."
+            )
+        rewards[-1] = float(last.success)
+    else:
+        if last.verdict is None:
+            raise RolloutError(
+                "reward_source: expected a verdict at the episode's end; got none. Start the target with a reward "
+                "server, or use --reward-source success with a simulator."
+            )
+        rewards[-1] = float(last.verdict.success)
+    return rewards
+
+
+def _assemble(episodes: list[_Episode], source: RewardSource, policy_cpu_s: float, wall_s: float) -> Rollout:
+    failures = [e.failure for e in episodes if e.failure is not None]
+    done = [e for e in episodes if e.failure is None]
+    if not done:
+        raise RolloutError(f"every episode failed; the first: {failures[0].error}")
+    lengths = {len(e.replies) for e in done}
+    if len(lengths) != 1:
+        raise RolloutError(
+            f"episodes: expected one length, since only the limit ends an episode; got {sorted(lengths)} decisions. "
+            "Does the target end episodes at success? See `worldserve contract probe`."
+        )
+    names = done[0].samples[0].keys()
+    return Rollout(
+        plans=[e.plan for e in done],
+        instructions=[e.instruction for e in done],
+        images=np.stack([np.stack(e.images) for e in done]),
+        states=np.stack([np.stack(e.states) for e in done]).astype(np.float32),
+        final_images=np.stack([e.frame for e in done if e.frame is not None]),
+        final_states=np.stack([e.state for e in done if e.state is not None]),
+        samples={n: torch.stack([torch.stack([s[n] for s in e.samples]) for e in done]) for n in names},
+        rewards=np.stack([_reward(e, source) for e in done]),
+        terminated=np.array([[r.terminated for r in e.replies] for e in done]),
+        truncated=np.array([[r.truncated for r in e.replies] for e in done]),
+        success=np.array([_flag(e.replies[-1].success) for e in done], np.int8),
+        verdict=np.array([_flag(v.success if (v := e.replies[-1].verdict) else None) for e in done], np.int8),
+        verdict_peak=np.array([v.peak if (v := e.replies[-1].verdict) else float("nan") for e in done], np.float32),
+        clipped_actions=np.array([sum(r.clipped_count for r in e.replies) for e in done], np.int64),
+        failures=failures,
+        policy_cpu_s=policy_cpu_s,
+        wall_s=wall_s,
+    )
+
+
+def _flag(value: bool | None) -> int:
+    return -1 if value is None else int(value)

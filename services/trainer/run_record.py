@@ -1,0 +1,170 @@
+"""What a training run leaves behind: settings, JSONL, TensorBoard, checkpoints. Everything is written atomically.
+
+OUT/config.json                      resolved settings
+OUT/metrics.jsonl                    one object an iteration
+OUT/episodes.jsonl                   one object an episode
+OUT/tensorboard/                     the same metrics as curves
+OUT/checkpoints/iteration_0007/      policy/ (model.safetensors, config.json), optimizer.safetensors, state.json
+OUT/policy/                          the newest checkpoint's policy
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON through a temporary file and a rename: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(json_safe(value), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def json_safe(value: Any) -> Any:
+    """NaN and infinity as null (JSON has neither); tuples as lists, paths as strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append whole lines in one write, flushed."""
+    text = "".join(json.dumps(json_safe(row), sort_keys=True) + "\n" for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Every whole line; a last one cut short by a kill is dropped, from the file too, so that appending is safe."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        _replace_text(path, whole)
+    return [json.loads(line) for line in whole.splitlines() if line]
+
+
+def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    """Rewrite a JSONL file with the rows that `keep` accepts."""
+    if path.exists():
+        rows = [row for row in read_jsonl(path) if keep(row)]
+        _replace_text(path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
+
+
+def _replace_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """An optimiser's state as flat tensors, keyed `parameter number/name`, for safetensors."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}/{name}": value.detach().clone().contiguous()
+        for number, entries in state.items()
+        for name, value in entries.items()
+    }
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Inverse of `optimizer_tensors`; the parameter groups' settings stay those of this run."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition("/")
+        state.setdefault(int(number), {})[name] = value
+    current = optimizer.state_dict()
+    optimizer.load_state_dict({"state": state, "param_groups": current["param_groups"]})
+
+
+class RunRecord:
+    """The directory of one run."""
+
+    def __init__(self, directory: Path, config: Mapping[str, Any], resume: bool) -> None:
+        self.directory = directory
+        if not resume and (directory / "config.json").exists():
+            raise FileExistsError(
+                f"out: expected a new directory; got {directory}, which holds a run. Give --resume to go on with it, "
+                "or another --out."
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / "config.json", config)
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._tensorboard = SummaryWriter(str(directory / "tensorboard"))
+
+    def log(self, iteration: int, metrics: Mapping[str, Any], episodes: Iterable[Mapping[str, Any]] = ()) -> None:
+        """One iteration's metrics and its episodes."""
+        append_jsonl(self.directory / "episodes.jsonl", episodes)
+        append_jsonl(self.directory / "metrics.jsonl", [{"iteration": iteration, **metrics}])
+        for name, value in metrics.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                self._tensorboard.add_scalar(name, value, iteration)
+        self._tensorboard.flush()
+
+    def checkpoint(
+        self,
+        iteration: int,
+        save_policy: Callable[[Path], Any],
+        optimizer: torch.optim.Optimizer,
+        state: dict[str, Any],
+    ) -> Path:
+        """Write checkpoint `iteration` (completed iterations) and make its policy the newest one."""
+        target = self.directory / "checkpoints" / f"iteration_{iteration:04d}"
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_policy(temporary / "policy")
+        save_file(optimizer_tensors(optimizer), str(temporary / "optimizer.safetensors"))
+        write_json(temporary / "state.json", {**state, "iteration": iteration})
+        _replace_directory(temporary, target)
+        newest = self.directory / f".policy.{os.getpid()}.tmp"
+        shutil.rmtree(newest, ignore_errors=True)
+        shutil.copytree(target / "policy", newest)
+        _replace_directory(newest, self.directory / "policy")
+        return target
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest whole checkpoint, or None."""
+        found = sorted((self.directory / "checkpoints").glob("iteration_*/state.json"))
+        return found[-1].parent if found else None
+
+    def restore(self, checkpoint: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Load the optimiser, return the state, drop the rows after the checkpoint. The policy is the caller's."""
+        load_optimizer_tensors(optimizer, load_file(str(checkpoint / "optimizer.safetensors")))
+        state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        for name in ("metrics.jsonl", "episodes.jsonl"):
+            keep_rows(self.directory / name, lambda row: row["iteration"] < state["iteration"])
+        return state
+
+    def close(self) -> None:
+        """Flush TensorBoard."""
+        self._tensorboard.close()
+
+
+def _replace_directory(source: Path, target: Path) -> None:
+    """Move `source` over `target`; a directory cannot be replaced in one call, so the old one steps aside first."""
+    aside = target.with_name(f".{target.name}.{os.getpid()}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if target.exists():
+        os.replace(target, aside)
+    os.replace(source, target)
+    shutil.rmtree(aside, ignore_errors=True)
