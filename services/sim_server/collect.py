@@ -1,0 +1,199 @@
+"""Expert demonstrations in the tabletop simulator, recorded with every frame: `worldserve demonstrate`.
+
+The scripted expert plans from the scene's inside (the settled bottle pose), so it runs beside the scenes, not over the
+wire. Episode i depends on (seed, i) and its initial state alone: how many processes share the work changes nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from worldserve.contract import Contract, execute
+from worldserve.episodes import Episode, EpisodeReader, EpisodeWriter, InitialState, InitialStateSet, merge_episodes
+
+if TYPE_CHECKING:
+    from services.sim_server.tabletop import TabletopScene
+
+SUMMARY = "Record expert demonstrations in the simulator, with natural failures on request."
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """Settings of `worldserve demonstrate`.
+
+    Examples:
+        worldserve demonstrate --episodes 200 --out runs/demonstrations
+        worldserve demonstrate --episodes 600 --noise-scale 1.6 --out runs/noisy
+    """
+
+    out: Path
+    """Directory of the data set; an interrupted collection goes on there."""
+    episodes: int = 200
+    """How many episodes the data set shall hold in the end."""
+    noise_scale: float = 0.0
+    """Errors of the expert's plan: 0 succeeds nearly always, about 1.6 fails in half of the episodes."""
+    initial_states: Path = Path("initial_states/train")
+    """Sealed set of initial states, taken in order and again from the start."""
+    first_state: int = 0
+    """Position in the set of the first episode's state."""
+    seed: int = 0
+    """Of the errors; episode i draws from (seed, i)."""
+    workers: int = 2
+    """Processes, each with scenes of its own."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or self.workers < 1 or self.first_state < 0:
+            raise ValueError(
+                f"episodes, workers >= 1 and first_state >= 0 expected; "
+                f"got {self.episodes}, {self.workers}, {self.first_state}"
+            )
+        if not (np.isfinite(self.noise_scale) and self.noise_scale >= 0):
+            raise ValueError(f"noise_scale: expected a finite number >= 0; got {self.noise_scale!r}")
+
+
+def episode_name(config: CollectConfig, index: int) -> str:
+    """Names an episode by what defines it."""
+    return f"expert/{config.noise_scale:g}/{config.seed}/{index}"
+
+
+def demonstrate(state: InitialState, contract: Contract, config: CollectConfig, index: int) -> Episode:
+    """Plans, runs and returns one expert episode with all its frames."""
+    from services.sim_server.tabletop import SceneParameters, TabletopScene
+    from services.sim_server.tabletop.expert import plan_expert
+
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([config.seed, index])))
+    with TabletopScene(SceneParameters.from_dict(state.scene)) as scene:
+        requested = plan_expert(scene, config.noise_scale, generator)
+        return _run(scene, state, contract, requested, config, index)
+
+
+def _run(
+    scene: TabletopScene,
+    state: InitialState,
+    contract: Contract,
+    requested: np.ndarray,
+    config: CollectConfig,
+    index: int,
+) -> Episode:
+    start = scene.proprioception()
+    executed = execute(requested, start, contract.interface.action)
+    first_frame = scene.observe()
+    outcome = scene.run_actions(executed.actions, range(1, len(requested) + 1))
+    rewards = np.zeros(len(requested), np.float32)
+    rewards[-1] = float(outcome.success_latched)
+    return Episode(
+        episode_id=episode_name(config, index),
+        initial_state_id=state.initial_state_id,
+        seed=config.seed,
+        instruction=state.instruction,
+        requested_actions=requested,
+        executed_actions=executed.actions,
+        proprioception=np.concatenate([start[None], executed.actions]),
+        rewards=rewards,
+        success=outcome.success_latched,
+        clipped_count=executed.clipped_count,
+        policy_name=f"expert, noise scale {config.noise_scale:g}",
+        contract=contract,
+        metadata={"first_success_action": outcome.first_success_action, "diagnostics": dict(outcome.diagnostics)},
+        frame_source=np.concatenate([first_frame[None], outcome.frames]),
+    )
+
+
+def _work(config: CollectConfig, worker: int, indices: Sequence[int], shard: Path, done: multiprocessing.Queue) -> None:
+    """Runs in a spawned process: episodes `indices` into a shard of its own."""
+    from services.sim_server.contract import tabletop_contract
+
+    contract = tabletop_contract()
+    states = InitialStateSet.load(config.initial_states)
+    with EpisodeWriter(shard) as writer:
+        for index in indices:
+            if episode_name(config, index) not in writer:
+                state = states[(config.first_state + index) % len(states)]
+                writer.append(demonstrate(state, contract, config, index))
+            done.put(worker)
+
+
+def run(config: CollectConfig) -> int:
+    """Collects until `config.out` holds all episodes; returns how many were added."""
+    from rich.progress import Progress
+
+    there = set()
+    if (config.out / "meta").is_dir():
+        there = {info.episode_id for info in EpisodeReader(config.out).infos}
+    missing = [index for index in range(config.episodes) if episode_name(config, index) not in there]
+    if not missing:
+        return 0
+    shards = [config.out.with_name(f".{config.out.name}.worker-{worker}") for worker in range(config.workers)]
+    context = multiprocessing.get_context("spawn")
+    done: multiprocessing.Queue = context.Queue()
+    processes = [
+        context.Process(target=_work, args=(config, worker, missing[worker :: config.workers], shard, done), daemon=True)
+        for worker, shard in enumerate(shards)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        with Progress(transient=True) as progress:
+            task = progress.add_task("demonstrations", total=len(missing))
+            counted = 0
+            while counted < len(missing):
+                counted += _wait(done, processes)
+                progress.update(task, completed=counted)
+        for process in processes:
+            process.join()
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+                process.join()
+    added = merge_episodes([shard for shard in shards if (shard / "meta" / "info.json").exists()], config.out)
+    for shard in shards:
+        _remove(shard)
+    return added
+
+
+def _wait(done: multiprocessing.Queue, processes: Sequence[multiprocessing.process.BaseProcess]) -> int:
+    """1 when an episode was finished within a second, else 0; raises when a worker died."""
+    import queue
+
+    try:
+        done.get(timeout=1.0)
+        return 1
+    except queue.Empty:
+        dead = [process.exitcode for process in processes if process.exitcode not in (None, 0)]
+        if dead:
+            raise RuntimeError(f"a collecting worker died (exit codes {dead}); what it finished is kept: run again") from None
+        return 0
+
+
+def _remove(shard: Path) -> None:
+    import shutil
+
+    shutil.rmtree(shard, ignore_errors=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`worldserve demonstrate`."""
+    import tyro
+
+    config = tyro.cli(CollectConfig, args=argv, prog="worldserve demonstrate", description=CollectConfig.__doc__)
+    try:
+        added = run(config)
+    except KeyboardInterrupt:
+        print(f"interrupted; go on with the same command ({config.out})", file=sys.stderr)
+        return 130
+    infos = EpisodeReader(config.out).infos
+    successes = sum(bool(info.success) for info in infos)
+    print(f"{config.out}: {added} episodes added, {len(infos)} in all, {successes} successes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
