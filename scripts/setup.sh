@@ -156,15 +156,21 @@ install_system_packages() {
 
 # --- Python ------------------------------------------------------------------------------------------------------------
 
+# A virtual environment works only in the directory it was made in: its commands name their Python by its full path.
+usable_virtual_environment() {
+  [[ -x $VENV/bin/python && -f $VENV/bin/pip ]] && "$VENV/bin/python" -m pip --version > /dev/null 2>&1 \
+    && head -n 3 "$VENV/bin/pip" | grep -qF -e "$PWD/$VENV/bin/python" -e "$(pwd -P)/$VENV/bin/python"
+}
+
 make_virtual_environment() {
   local python=${PYTHON:-python3}
-  if [[ -x $VENV/bin/python ]] && "$VENV/bin/python" -m pip --version > /dev/null 2>&1; then
+  if usable_virtual_environment; then
     say "virtual environment $VENV is there ($("$VENV/bin/python" --version))"
     return
   fi
   usable_python "$python" \
     || fail "'$python' ($("$python" --version 2>&1)) is not Python 3.11 or newer with venv and ensurepip. Set PYTHON to one that is."
-  [[ ! -e $VENV ]] || say "virtual environment $VENV is broken (another machine's?); making it anew"
+  [[ ! -e $VENV ]] || say "virtual environment $VENV is broken, or was made elsewhere; making it anew"
   say "making the virtual environment $VENV with $("$python" --version)"
   "$python" -m venv --clear "$VENV"
 }
