@@ -31,7 +31,7 @@ from torch import Tensor
 from services.trainer.policies import FlowPolicy, load_policy, save_policy
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.recipes import parse_command
-from services.trainer.rollout import Client, Rollout, collect_rollout, make_observation
+from services.trainer.rollout import Client, Rollout, collect_rollout, make_observation, unique_run_name
 from services.trainer.run_record import RunRecord
 from services.trainer.statistics import explained_variance
 
@@ -168,9 +168,9 @@ def check_agreement(policy: FlowPolicy, rollout: Rollout, config: PPOConfig) -> 
     if not max(worst_ratio, worst_value) <= config.agreement_tolerance:
         raise AgreementError(
             f"before the first update: expected rollout and training to agree to {config.agreement_tolerance:g}; got "
-            f"max |ratio - 1| = {worst_ratio:.3g} and max |value difference| = {worst_value:.3g}. The policy's act() "
-            "and evaluate_sample() compute different functions (noise settings, dropout, precision), or the observations "
-            "changed on the way."
+            f"max |ratio - 1| = {worst_ratio:.3g} and max |value difference| = {worst_value:.3g}. The policy's "
+            "act() and evaluate_sample() compute different functions (noise settings, dropout, precision), or the "
+            "observations changed on the way."
         )
     return {"agreement/max_ratio_error": worst_ratio, "agreement/max_value_error": worst_value}
 
@@ -368,13 +368,14 @@ def train(
     policy.config = policy.config.replace(**noise, noise_correlation=config.noise_correlation)
     learner = Learner(policy, config)
     first = _resume(record, learner) if config.resume else 0
+    run_name = unique_run_name("ppo")
     for iteration in range(first, config.iterations):
         wall, cpu = time.perf_counter(), time.process_time()
         states = choose_initial_states(initial_state_ids, config, iteration)
         on_progress("rollout", 0, len(states))
         rollout = collect_rollout(
             client, policy, states, config.seed, config.reward_source, "sample", config.batch,
-            iteration=iteration, run_name=f"ppo-{config.out.name}-{config.seed}", policy_batch=config.policy_batch,
+            iteration=iteration, run_name=run_name, policy_batch=config.policy_batch,
             overlap=config.overlap, on_progress=lambda count: on_progress("rollout", count, 0),
         )  # fmt: skip
         if len(rollout.failures) > config.max_failed_fraction * len(states):
@@ -493,6 +494,7 @@ def run(config: PPOConfig) -> int:
     from rich.console import Console
     from worldserve.client import EnvironmentClient
 
+    from worldserve.contract import fingerprint
     from worldserve.episodes import InitialStateSet, refuse_for_training
 
     console = Console(stderr=True)
@@ -505,7 +507,9 @@ def run(config: PPOConfig) -> int:
     card = {"command": "worldserve ppo", "started_from": str(config.policy), "config": _jsonable(config)}
     try:
         with EnvironmentClient(config.target) as client, _Progress(console) as progress:
-            card["contract"] = client.get_contract().fingerprints()
+            contract = client.get_contract()
+            parts = {"interface": contract.interface, "provenance": contract.provenance}
+            card["contract"] = {name: fingerprint(part) for name, part in parts.items()}
             train(client, policy, states.ids, config, record, progress, card)
     except KeyboardInterrupt:
         console.print(f"interrupted; the newest checkpoint is whole: go on with --out {config.out} --resume")

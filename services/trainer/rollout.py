@@ -8,6 +8,7 @@ which half of the pipeline they ride in and how often a call was retried change 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from services.trainer.policies import PolicyObservation, PolicySample
 from worldserve.messages import FrameSelection, ItemError, ItemFailedError, ResetItem, ResetReply, StepItem, StepReply
 
-RewardSource = Literal["verdict", "success"]
+RewardSource = Literal["verdict", "success", "any"]
 SampleMode = Literal["sample", "mean"]
 
 RETRYABLE_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED", "INTERNAL"})
@@ -76,6 +77,11 @@ class EpisodePlan:
 def _derive(entropy: tuple[int, ...], stream: int) -> int:
     sequence = np.random.SeedSequence(entropy=entropy, spawn_key=(stream,))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def unique_run_name(job: str) -> str:
+    """A prefix of episode ids that no other run uses, so that what a killed run left open on a server is never met."""
+    return f"{job}-{uuid.uuid4().hex[:12]}"
 
 
 def plan_episodes(initial_state_ids: Sequence[str], seed: int, iteration: int, run_name: str) -> list[EpisodePlan]:
@@ -208,8 +214,9 @@ def collect_rollout(
     """Run one episode an initial state, at most `batch` open at once, and return them as arrays.
 
     `policy_batch` is the fixed size of a policy call (short ones are padded, so that a sample's bytes do not depend on
-    its companions). With `overlap` the batch is cut in two: one half is simulated while the policy thinks about the
-    other. With `on_episode` every frame is drawn and handed over. `on_progress` gets the number of episodes just ended.
+    its companions). `reward_source` "any" leaves the rewards zero. With `overlap` the batch is cut in two: one half is
+    simulated while the policy thinks about the other. With `on_episode` every frame is drawn and handed over.
+    `on_progress` gets the number of episodes just ended.
     `plans` replaces the plans made from the ids. Raises `RolloutError` when the target gives no reward of that source,
     `ItemFailedError` for errors that retrying cannot cure.
     """
@@ -371,6 +378,8 @@ def _reward(episode: _Episode, source: RewardSource) -> NDArray[np.float32]:
     """(T,) float32: the one value is the last decision's."""
     last = episode.replies[-1]
     rewards = np.zeros(len(episode.replies), np.float32)
+    if source == "any":  # evaluation, which reads success and verdict themselves
+        return rewards
     if source == "success":
         if last.success is None:
             raise RolloutError(

@@ -30,6 +30,11 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(temporary, path)
 
 
+def read_json(path: Path) -> Any:
+    """A JSON file's value."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def json_safe(value: Any) -> Any:
     """NaN and infinity as null (JSON has neither); tuples as lists, paths as strings."""
     if isinstance(value, float) and not math.isfinite(value):

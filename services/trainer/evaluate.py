@@ -1,0 +1,304 @@
+"""Evaluation of a policy on a sealed set of initial states, paired with a reference: `worldserve evaluate`.
+
+Every state is run once an evaluation seed (the policy's noise). Seeds are derived from (evaluation seed, state id), so a
+policy and its reference meet the same noise. Results are averaged within a state, states are the unit of the bootstrap.
+A second call with the same settings goes on where the first stopped.
+
+    worldserve evaluate --target localhost:50051 --policy weights/policy-sft --out runs/evaluate/sft
+    worldserve evaluate --target localhost:50051 --policy runs/ppo/policy --reference runs/evaluate/sft --out runs/evaluate/ppo
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from services.trainer.policies import load_policy
+from services.trainer.recipes import parse_command
+from services.trainer.rollout import Client, EpisodePlan, Policy, Rollout, collect_rollout, unique_run_name
+from services.trainer.run_record import append_jsonl, read_json, read_jsonl, write_json
+from services.trainer.statistics import Interval, cluster_interval, paired_bootstrap, variance_shares
+
+SUMMARY = "Success of a policy on sealed initial states, paired with a reference."
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Settings of an evaluation."""
+
+    recipe: str | None = None
+    """A YAML file of settings; flags win over it."""
+    target: str = "127.0.0.1:50051"
+    """HOST:PORT of a simulator (true success) or a world model (verdicts)."""
+    policy: Path = Path("weights/policy-sft")
+    """Directory of the policy."""
+    reference: Path | None = None
+    """What to compare with: the directory of an evaluation on the same states and seeds, or of a policy, which is then
+    evaluated as well."""
+    out: Path = Path("runs/evaluate")
+    """Directory of the results; a call with the same settings resumes there."""
+    fresh: bool = False
+    """Throw away what lies in `out`."""
+    initial_states: Path = Path("initial_states/test")
+    """Sealed set of initial states."""
+    max_states: int | None = None
+    """Only the first so many states (for a quick look; none: all)."""
+    evaluation_seeds: tuple[int, ...] = (0, 1, 2)
+    """One episode a state and seed."""
+    mode: Literal["mean", "sample"] = "mean"
+    """"mean": the flow is integrated without added noise; its initial noise is drawn all the same."""
+    batch: int = 48
+    """Episodes open in the target at once."""
+    policy_batch: int = 16
+    """Observations in one policy call."""
+    threads: int = 1
+    """CPU threads of torch."""
+    confidence: float = 0.90
+    """Of all intervals."""
+    bootstrap_seed: int = 0
+    """Of the bootstrap over states."""
+
+    def __post_init__(self) -> None:
+        if not self.evaluation_seeds or len(set(self.evaluation_seeds)) != len(self.evaluation_seeds):
+            raise ValueError(f"evaluation_seeds: expected distinct seeds; got {self.evaluation_seeds}")
+        if min(self.evaluation_seeds) < 0:
+            raise ValueError(f"evaluation_seeds: expected seeds of at least 0; got {self.evaluation_seeds}")
+        if self.max_states is not None and self.max_states < 1:
+            raise ValueError(f"max_states: expected at least 1; got {self.max_states}")
+
+
+def evaluation_plans(state_ids: Sequence[str], seeds: Sequence[int], run_name: str) -> list[EpisodePlan]:
+    """Seed by seed, every state: an interrupted evaluation has seen all states about equally often."""
+    plans = []
+    for seed in seeds:
+        for state in state_ids:
+            digest = int.from_bytes(hashlib.sha256(state.encode()).digest()[:8], "big")
+            plans.append(EpisodePlan(len(plans), f"{run_name}/{len(plans)}", state, (seed, digest)))
+    return plans
+
+
+def evaluate_policy(
+    client: Client,
+    policy: Policy,
+    state_ids: Sequence[str],
+    settings: Mapping[str, Any],
+    directory: Path,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, Any]]:
+    """Run what `directory` does not hold yet; return one row a (state, seed), in order.
+
+    `settings` name everything the results depend on; they need evaluation_seeds, mode, batch and policy_batch. Raises
+    ValueError when `directory` holds results of other settings, RuntimeError when episodes could not be finished.
+    """
+    _claim(directory, settings)
+    path = directory / "episodes.jsonl"
+    done = {(row["initial_state_id"], row["evaluation_seed"]): row for row in read_jsonl(path)}
+    plans = evaluation_plans(state_ids, settings["evaluation_seeds"], unique_run_name("evaluate"))
+    todo = [plan for plan in plans if (plan.initial_state_id, plan.entropy[0]) not in done]
+    on_progress(len(plans) - len(todo), len(plans))
+    missing: list[str] = []
+    for first in range(0, len(todo), settings["batch"]):
+        part = todo[first : first + settings["batch"]]
+        rollout = _collect(client, policy, part, settings)
+        rows = _rows(rollout)
+        append_jsonl(path, rows)
+        done |= {(row["initial_state_id"], row["evaluation_seed"]): row for row in rows}
+        missing += [f"{f.plan.initial_state_id}: {f.error}" for f in rollout.failures]
+        on_progress(len(part), 0)
+    if missing:
+        raise RuntimeError(
+            f"{len(missing)} of {len(plans)} episodes could not be finished; the first: {missing[0]}. Run the same "
+            "command again: it goes on with these."
+        )
+    return [done[plan.initial_state_id, plan.entropy[0]] for plan in plans]
+
+
+def _claim(directory: Path, settings: Mapping[str, Any]) -> None:
+    path = directory / "evaluation.json"
+    if not path.exists():
+        write_json(path, settings)
+        return
+    found = read_json(path)
+    asked = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+    free = {"batch"}  # what the results do not depend on
+    differing = sorted(n for n in set(found) | set(asked) if n not in free and found.get(n) != asked.get(n))
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"out: {directory} holds an evaluation with other settings ({', '.join(differing)}): {name}: expected "
+            f"{found.get(name)!r}; got {asked.get(name)!r}. Choose another --out, or --fresh to throw it away."
+        )
+
+
+def _collect(client: Client, policy: Policy, plans: list[EpisodePlan], settings: Mapping[str, Any]) -> Rollout:
+    return collect_rollout(
+        client,
+        policy,
+        [],
+        0,
+        "any",
+        settings["mode"],
+        settings["batch"],
+        policy_batch=settings["policy_batch"],
+        plans=plans,
+    )
+
+
+def _rows(rollout: Rollout) -> list[dict[str, Any]]:
+    return [
+        {
+            "initial_state_id": plan.initial_state_id,
+            "evaluation_seed": plan.entropy[0],
+            "success": int(rollout.success[i]),
+            "verdict": int(rollout.verdict[i]),
+            "verdict_peak": float(rollout.verdict_peak[i]),
+            "clipped_actions": int(rollout.clipped_actions[i]),
+        }
+        for i, plan in enumerate(rollout.plans)
+    ]
+
+
+def outcomes_by_state(rows: Sequence[Mapping[str, Any]], judge: str) -> dict[str, list[int]] | None:
+    """Outcomes of each state in order of seed, by `judge` ("success" or "verdict"); None where it did not judge."""
+    table: dict[str, list[int]] = {}
+    for row in sorted(rows, key=lambda row: row["evaluation_seed"]):
+        if row[judge] < 0:
+            return None
+        table.setdefault(row["initial_state_id"], []).append(int(row[judge]))
+    return table
+
+
+def summarise(
+    rows: Sequence[Mapping[str, Any]],
+    reference: Sequence[Mapping[str, Any]] | None,
+    confidence: float,
+    bootstrap_seed: int,
+) -> dict[str, Any]:
+    """Rates, paired gains and variance shares by each judge that judged. Re-derivable from the rows alone."""
+    result: dict[str, Any] = {"episodes": len(rows), "states": len({row["initial_state_id"] for row in rows})}
+    for judge in ("success", "verdict"):
+        table = outcomes_by_state(rows, judge)
+        if table is None:
+            continue
+        rate = cluster_interval(list(table.values()), np.random.default_rng(bootstrap_seed), confidence)
+        result[judge] = rate.as_dict()
+        repeats = {len(outcomes) for outcomes in table.values()}
+        if repeats != {1} and len(repeats) == 1 and len(table) > 1:
+            result[f"{judge}_variance_shares"] = dataclasses.asdict(variance_shares(list(table.values())))
+        other = outcomes_by_state(reference, judge) if reference else None
+        if other is not None:
+            gain = paired_bootstrap(table, other, np.random.default_rng(bootstrap_seed), confidence)
+            result[f"{judge}_gain"] = gain.as_dict()
+            result[f"reference_{judge}"] = cluster_interval(
+                list(other.values()), np.random.default_rng(bootstrap_seed), confidence
+            ).as_dict()
+    return result
+
+
+def policy_settings(directory: Path, config: EvaluateConfig, states_sha256: str) -> dict[str, Any]:
+    """Everything an evaluation's results depend on."""
+    return {
+        "policy": str(directory),
+        "policy_sha256": hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest(),
+        "initial_states": str(config.initial_states),
+        "initial_states_sha256": states_sha256,
+        "max_states": config.max_states,
+        "evaluation_seeds": list(config.evaluation_seeds),
+        "mode": config.mode,
+        "batch": config.batch,
+        "policy_batch": config.policy_batch,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`worldserve evaluate`."""
+    config = parse_command(EvaluateConfig, argv, "worldserve evaluate", __doc__ or SUMMARY)
+    try:
+        return run(config)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"worldserve evaluate: {error}", file=sys.stderr)
+        return 1
+
+
+def run(config: EvaluateConfig) -> int:
+    """Evaluate, compare, write `result.json` and print it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from worldserve.client import EnvironmentClient
+
+    from worldserve.contract import fingerprint
+    from worldserve.episodes import InitialStateSet
+
+    torch.set_num_threads(config.threads)
+    if config.fresh:
+        shutil.rmtree(config.out, ignore_errors=True)
+    states = InitialStateSet.load(config.initial_states)
+    ids = states.ids[: config.max_states]
+    started, cpu = time.perf_counter(), time.process_time()
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with EnvironmentClient(config.target) as client, Progress(*columns, console=Console(stderr=True)) as bars:
+        interface = fingerprint(client.get_contract().interface)
+
+        def evaluate(directory: Path, out: Path, name: str) -> list[dict[str, Any]]:
+            settings = policy_settings(directory, config, states.sha256) | {
+                "interface": fingerprint(contract.interface)
+            }
+            task = bars.add_task(name, total=None)
+
+            def progress(done: int, total: int) -> None:
+                bars.update(task, advance=done, total=total or None)
+
+            return evaluate_policy(client, load_policy(directory), ids, settings, out, progress)
+
+        rows = evaluate(config.policy, config.out, "policy")
+        reference = _reference_rows(config, evaluate)
+    result = summarise(rows, reference, config.confidence, config.bootstrap_seed) | {
+        "settings": dataclasses.asdict(config),
+        "trainer_cpu_s": time.process_time() - cpu,
+        "wall_s": time.perf_counter() - started,
+    }
+    write_json(config.out / "result.json", result)
+    _show(result)
+    return 0
+
+
+def _reference_rows(
+    config: EvaluateConfig, evaluate: Callable[[Path, Path, str], list[dict[str, Any]]]
+) -> list[dict[str, Any]] | None:
+    if config.reference is None:
+        return None
+    if (config.reference / "episodes.jsonl").exists() and (config.reference / "evaluation.json").exists():
+        found, own = read_json(config.reference / "evaluation.json"), read_json(config.out / "evaluation.json")
+        for name in ("initial_states_sha256", "max_states", "evaluation_seeds", "mode", "interface"):
+            if found.get(name) != own.get(name):
+                raise ValueError(
+                    f"reference: expected an evaluation with {name} = {own.get(name)!r}; got {found.get(name)!r} in "
+                    f"{config.reference}"
+                )
+        return read_jsonl(config.reference / "episodes.jsonl")
+    if (config.reference / "model.safetensors").exists():
+        return evaluate(config.reference, config.out / "reference", "reference")
+    raise FileNotFoundError(f"reference: expected the directory of an evaluation or a policy; got {config.reference}")
+
+
+def _show(result: Mapping[str, Any]) -> None:
+    for name in ("success", "reference_success", "success_gain", "verdict", "reference_verdict", "verdict_gain"):
+        if name in result:
+            interval = Interval(**result[name])
+            bounds = f"[{interval.low:+.3f}, {interval.high:+.3f}]" if name.endswith("gain") else ""
+            bounds = bounds or f"[{interval.low:.3f}, {interval.high:.3f}]"
+            value = f"{interval.value:+.3f}" if name.endswith("gain") else f"{interval.value:.3f}"
+            print(f"{name:>18} {value} {bounds} ({interval.confidence:.0%}, {interval.count} states)")
