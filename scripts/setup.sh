@@ -38,13 +38,7 @@ unset VIRTUAL_ENV PYTHONHOME PYTHONPATH
 # --- system packages ---------------------------------------------------------------------------------------------------
 
 as_root() {
-  if [[ $(id -u) == 0 ]]; then
-    "$@"
-  elif command -v sudo > /dev/null; then
-    sudo "$@"
-  else
-    fail "needs root or sudo to run: $*"
-  fi
+  if [[ $(id -u) == 0 ]]; then "$@"; else sudo "$@"; fi
 }
 
 # apt-get waits for another process's lock on packages by itself; its lock on the lists needs the loop.
@@ -69,6 +63,9 @@ apt_get() {
 lists_updated=false
 update_lists() {
   $lists_updated && return
+  [[ $(id -u) == 0 ]] || command -v sudo > /dev/null \
+    || fail "system packages are missing and this user is neither root nor has sudo. Have an administrator install, then run this
+again: ${wanted[*]}, and mesa-vulkan-drivers $MESA_MINIMUM or newer (on Debian 12 from $(. /etc/os-release && echo "${VERSION_CODENAME:-}")-backports)."
   say "updating apt's package lists"
   apt_get update || fail "apt-get update failed (see above)"
   lists_updated=true
