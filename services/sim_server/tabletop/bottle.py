@@ -14,7 +14,7 @@ from services.sim_server.tabletop import rendering
 from services.sim_server.tabletop.parameters import TABLE_TOP_Z_M, TAG_RIGHT, SceneParameters
 
 SIDES = 12
-APOTHEM_M = 0.026
+APOTHEM_M = 0.028
 BODY_LENGTH_M = 0.13
 NECK_RADIUS_M, NECK_LENGTH_M = 0.012, 0.03
 CAP_RADIUS_M, CAP_LENGTH_M = 0.014, 0.018

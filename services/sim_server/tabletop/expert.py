@@ -23,7 +23,7 @@ LIFT_HEIGHT_M = 0.10
 GRASP_ABOVE_AXIS_M = 0.006
 # Where the centre of the bottle's bottom is brought: RoboTwin's goal (0.25, -0.12, 0.95), moved in along x so that
 # the whole bottle stays in view.
-GOAL_ABS_X_M, GOAL_Y_M, GOAL_Z_M = 0.22, -0.12, 0.96
+GOAL_ABS_X_M, GOAL_Y_M, GOAL_Z_M = 0.20, -0.12, 0.97
 # First guesses of the right arm, near RoboTwin's own solutions; the left arm mirrors joints 1, 5 and 6.
 _GRASP_START_RAD = np.array([0.85, 2.2, 1.6, -0.9, 0.06, -0.86])
 _GOAL_START_RAD = np.array([0.45, 1.1, 0.3, 0.8, 0.5, 0.0])
@@ -51,12 +51,12 @@ class PlanNoise:
         drawn = generator.standard_normal(6) * scale
         along, lateral, up, yaw, goal_x, goal_z = (float(value) for value in drawn)
         return cls(
-            along_m=0.020 * along,
-            lateral_m=0.012 * lateral,
-            up_m=0.004 * scale + 0.010 * up,
+            along_m=0.014 * along,
+            lateral_m=0.018 * lateral,
+            up_m=0.006 * scale + 0.012 * up,
             yaw_rad=0.15 * yaw,
             goal_x_m=0.008 * goal_x,
-            goal_z_m=0.012 * goal_z,
+            goal_z_m=0.008 * goal_z,
         )
 
 

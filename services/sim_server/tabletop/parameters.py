@@ -143,7 +143,7 @@ class CameraSettings:
 
 
 _CAMERAS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float], float]] = {
-    "default": ((0.0, -0.80, 1.42), (0.0, -0.04, 0.865), 45.0),
+    "default": ((0.0, -0.80, 1.42), (0.0, -0.10, 0.935), 36.0),
     # RoboTwin: at (-0.032, -0.45, 1.35), forward (0, 0.6, -0.8), 37 degrees.
     "robotwin": ((-0.032, -0.45, 1.35), (-0.032, 0.15, 0.55), 37.0),
 }

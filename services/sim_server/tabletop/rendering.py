@@ -27,7 +27,7 @@ def ensure_renderer() -> None:
         return
     render.set_picture_format("Color", "r8g8b8a8unorm")
     render.set_camera_shader_dir(str(SHADER_DIRECTORY))
-    render.set_msaa(1)
+    render.set_msaa(4)
     _kept_alive.append(render.RenderSystem())
 
 

@@ -35,7 +35,7 @@ class DriveSettings:
     stiffness: float = 1000.0
     damping: float = 50.0
     force_limit: float = 100.0
-    finger_stiffness: float = 800.0
+    finger_stiffness: float = 700.0
     finger_damping: float = 60.0
     finger_force_limit: float = 30.0
 
