@@ -5,4 +5,13 @@ from services.sim_server.tabletop.parameters import CameraSettings, SceneParamet
 from services.sim_server.tabletop.robot import DriveSettings, home, joint_limits
 from services.sim_server.tabletop.scene import ChunkOutcome, TabletopScene
 
-__all__ = ["CameraSettings", "ChunkOutcome", "DriveSettings", "SceneParameters", "TabletopScene", "home", "joint_limits", "plan_expert"]
+__all__ = [
+    "CameraSettings",
+    "ChunkOutcome",
+    "DriveSettings",
+    "SceneParameters",
+    "TabletopScene",
+    "home",
+    "joint_limits",
+    "plan_expert",
+]

@@ -64,7 +64,7 @@ def solve(
     if np.linalg.norm(error) > tolerance_m:
         raise UnreachableError(
             f"{arm} arm: expected a pose in reach; {np.round(position_m, 3).tolist()} m missed by"
-            f" {1e3 * float(np.linalg.norm(error)):.1f} mm; move the target nearer to the arm's base or give another start"
+            f" {1e3 * float(np.linalg.norm(error)):.1f} mm; move the target toward the arm's base, or start elsewhere"
         )
     return joints
 

@@ -110,7 +110,7 @@ class _ArmBuilder:
         link.set_name(f"{self.arm}_base")
         self._box(link, (0.0, 0.0, 0.025), (0.06, 0.06, 0.033), _COLOURS["base"])
         self._mass(link, 1.0)
-        for index, joint in enumerate(X5_JOINTS):
+        for index in range(len(X5_JOINTS)):
             link = self._revolute(link, index)
             self._link_shapes(link, index)
         for name, sign in (("left", 1.0), ("right", -1.0)):

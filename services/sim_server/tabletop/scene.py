@@ -129,7 +129,7 @@ class TabletopScene:
         return matrix[:3, 3], matrix[:3, :3]
 
     def state(self) -> NDArray[np.float32]:
-        """Bottle pose and velocities, joint positions and velocities: float32 (45,), for comparing states bit by bit."""
+        """Bottle pose and velocities, then the joints': float32 (45,), for comparing states bit by bit."""
         body = self._bottle.find_component_by_type(physx.PhysxRigidDynamicComponent)
         parts = [self._bottle.pose.p, self._bottle.pose.q, body.linear_velocity, body.angular_velocity]
         return np.concatenate([np.asarray(part, np.float32) for part in parts] + [self.robot.state()])
@@ -189,7 +189,9 @@ class TabletopScene:
 
     def _check(self, actions: NDArray[np.float32], frame_offsets: Sequence[int]) -> list[int]:
         if not isinstance(actions, np.ndarray) or actions.dtype != np.float32:
-            raise ValueError(f"actions: expected a float32 array; got {getattr(actions, 'dtype', type(actions).__name__)}")
+            raise ValueError(
+                f"actions: expected a float32 array; got {getattr(actions, 'dtype', type(actions).__name__)}"
+            )
         if actions.ndim != 2 or actions.shape[1] != 14:
             raise ValueError(f"actions: expected shape (n, 14); got {actions.shape}")
         if not np.isfinite(actions).all():
@@ -204,7 +206,9 @@ class TabletopScene:
             )
         offsets = [int(offset) for offset in frame_offsets]
         if offsets and (offsets[0] < 1 or offsets[-1] > len(actions) or any(np.diff(offsets) <= 0)):
-            raise ValueError(f"frame_offsets: expected strictly increasing integers in 1..{len(actions)}; got {offsets}")
+            raise ValueError(
+                f"frame_offsets: expected strictly increasing integers in 1..{len(actions)}; got {offsets}"
+            )
         if offsets and self._camera is None:
             raise ValueError("frame_offsets: this scene was made with render=False; make it with render=True")
         return offsets

@@ -24,7 +24,10 @@ def _bottle_points() -> NDArray[np.float64]:
     along = np.linspace(bottle.BOTTOM_X_M, bottle.TOP_X_M, 40)
     radius = np.where(along <= 0.5 * bottle.BODY_LENGTH_M, bottle.APOTHEM_M, bottle.CAP_RADIUS_M)
     angles = np.linspace(0.0, 2.0 * np.pi, 16, endpoint=False)
-    rings = [np.column_stack([np.full(16, x), r * np.cos(angles), r * np.sin(angles)]) for x, r in zip(along, radius, strict=True)]
+    rings = [
+        np.column_stack([np.full(16, x), r * np.cos(angles), r * np.sin(angles)])
+        for x, r in zip(along, radius, strict=True)
+    ]
     return np.vstack(rings)
 
 
