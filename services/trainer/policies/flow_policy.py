@@ -27,8 +27,8 @@ from services.trainer.policies.tokens import tokenize
 
 # Flow times of training: t = 0.001 + 0.999 Beta(1.5, 1), more often near the noise (pi0, section on flow matching).
 _TIME_FLOOR, _TIME_ALPHA = 0.001, 1.5
-# With prediction "action" the loss of the velocity is the action's over t^2; below this t it is capped.
-_WEIGHT_FLOOR = 0.1
+# With prediction "action" the loss of the velocity is the action's over t^2, capped below this t; acting ends at 0.2.
+_WEIGHT_FLOOR = 0.3
 
 
 class FlowPolicy(nn.Module):
@@ -167,6 +167,7 @@ class FlowPolicy(nn.Module):
             raise ValueError(f"mode: expected 'sample' or 'mean'; got {mode!r}")
         shape = (config.chunk_actions, config.action_dimensions)
         x = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+        x = correlate(x, config.noise_correlation)
         index = torch.full((batch,), -1, dtype=torch.int64)
         noise = torch.zeros_like(x)
         if mode == "sample":
@@ -243,9 +244,12 @@ class FlowPolicy(nn.Module):
         if draws > 1:
             prefix = prefix.repeat(draws)
         noise = torch.randn(target.shape, generator=generator).to(target)
+        noise = correlate(noise, self.config.noise_correlation)
         # Beta(a, 1) is u^(1 / a).
         uniform = torch.rand(target.shape[0], generator=generator).to(target)
         time = _TIME_FLOOR + (1.0 - _TIME_FLOOR) * uniform ** (1.0 / _TIME_ALPHA)
+        start = torch.rand(target.shape[0], generator=generator).to(target) < self.config.start_share
+        time = torch.where(start, torch.ones_like(time), time)
         x = time[:, None, None] * noise + (1.0 - time)[:, None, None] * target
         output = self.expert(x, time, prefix)
         if self.config.prediction == "velocity":
