@@ -77,11 +77,14 @@ class FlowPolicyConfig:
     """Denoise steps (0 is the first, at t = 1) among which the stochastic one is drawn, per sample. Noise of an early
     step is carried through the flow into coherent motion; the last one's reaches the actions as it is."""
     noise_correlation: float = 0.95
-    """Correlation of all noise (training, initial, flow-SDE) between consecutive actions, in [0, 1): 0 is white, as in
-    pi0.5. *mini*: 0.9 and more moves a whole trajectory aside instead of shaking it, and keeps the network looking at
-    the image: white noise on 50 nearly equal actions averages out, so that the noised actions themselves give the
-    answer away at almost every flow time. The same covariance everywhere, so the flow-SDE keeps the flow's marginals,
-    and densities are exact for every value. A policy keeps the value it was trained with."""
+    """Correlation of the flow-SDE's noise between consecutive actions, in [0, 1): 0 is white. Densities are exact for
+    every value, so it may be changed after training; equal to `flow_noise_correlation`, the stochastic step also keeps
+    the flow's marginals."""
+    flow_noise_correlation: float = 0.95
+    """The same of the flow's own noise (training and initial), which stays as trained: 0 is white, as in pi0.5. *mini*:
+    0.9 and more moves a whole trajectory aside instead of shaking it, and keeps the network looking at the image:
+    white noise on 50 nearly equal actions averages out, so that the noised actions themselves give the answer away at
+    almost every flow time."""
     start_share: float = 0.25
     """Share of training pairs at t = 1 exactly, where acting starts and only the observation can tell the action."""
 
@@ -117,6 +120,12 @@ class FlowPolicyConfig:
             ),
             ("noise_level", self.noise_level, math.isfinite(self.noise_level) and self.noise_level > 0, "positive"),
             ("noise_correlation", self.noise_correlation, 0 <= self.noise_correlation < 1, "in [0, 1)"),
+            (
+                "flow_noise_correlation",
+                self.flow_noise_correlation,
+                0 <= self.flow_noise_correlation < 1,
+                "in [0, 1)",
+            ),
             ("start_share", self.start_share, 0 <= self.start_share <= 1, "in [0, 1]"),
             (
                 "gripper_dimensions",

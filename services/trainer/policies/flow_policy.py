@@ -167,7 +167,7 @@ class FlowPolicy(nn.Module):
             raise ValueError(f"mode: expected 'sample' or 'mean'; got {mode!r}")
         shape = (config.chunk_actions, config.action_dimensions)
         x = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
-        x = correlate(x, config.noise_correlation)
+        x = correlate(x, config.flow_noise_correlation)
         index = torch.full((batch,), -1, dtype=torch.int64)
         noise = torch.zeros_like(x)
         if mode == "sample":
@@ -244,7 +244,7 @@ class FlowPolicy(nn.Module):
         if draws > 1:
             prefix = prefix.repeat(draws)
         noise = torch.randn(target.shape, generator=generator).to(target)
-        noise = correlate(noise, self.config.noise_correlation)
+        noise = correlate(noise, self.config.flow_noise_correlation)
         # Beta(a, 1) is u^(1 / a).
         uniform = torch.rand(target.shape[0], generator=generator).to(target)
         time = _TIME_FLOOR + (1.0 - _TIME_FLOOR) * uniform ** (1.0 / _TIME_ALPHA)
