@@ -190,13 +190,13 @@ class Learner:
         self.value_parameters = policy.value_parameters()
         own = {id(parameter) for parameter in self.value_parameters}
         self.policy_parameters = [p for p in policy.parameters() if p.requires_grad and id(p) not in own]
-        self.optimizer = torch.optim.Adam(
-            [
-                {"params": self.policy_parameters, "lr": config.learning_rate},
-                {"params": self.value_parameters, "lr": config.value_learning_rate},
-            ],
-            betas=(0.9, config.adam_beta2),
-        )
+        self.policy_optimizer = _optimizer(self.policy_parameters, config.learning_rate, config)
+        self.value_optimizer = torch.optim.Adam(self.value_parameters, config.value_learning_rate)
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Both, by name, for checkpoints."""
+        return {"policy": self.policy_optimizer, "value": self.value_optimizer}
 
     def update(
         self, rollout: Rollout, targets: Targets, iteration: int, generator: np.random.Generator
@@ -205,7 +205,7 @@ class Learner:
         config = self.config
         train_policy = iteration >= config.critic_warmup_iterations
         value_epochs = config.value_epochs or config.update_epochs
-        self.optimizer.param_groups[0]["lr"] = self.learning_rate
+        self.policy_optimizer.param_groups[0]["lr"] = self.learning_rate
         log: dict[str, list[float]] = {}
         stopped = ""
         for epoch in range(max(config.update_epochs if train_policy else 0, value_epochs)):
@@ -237,7 +237,8 @@ class Learner:
     ) -> str:
         """One optimiser step; returns why the policy's updates should stop, or ""."""
         config, seen = self.config, []
-        self.optimizer.zero_grad(set_to_none=True)
+        self.policy_optimizer.zero_grad(set_to_none=True)
+        self.value_optimizer.zero_grad(set_to_none=True)
         for part in _slices(rows, config.microbatch_size):
             index, share = torch.from_numpy(part), len(part) / len(rows)
             observation = rollout.observation(part)
@@ -260,7 +261,7 @@ class Learner:
                 measured |= _value_metrics(values.detach(), old, critic.detach(), config)
             if not bool(torch.isfinite(loss)):
                 raise FloatingPointError(
-                    f"loss: expected a finite number; got {float(loss)}. Lower the learning rate or raise noise_level; "
+                    f"loss: expected a finite number; got {float(loss.detach())}. Lower the learning rate or raise noise_level; "
                     "the last checkpoint is whole."
                 )
             (loss * share).backward()
@@ -269,17 +270,12 @@ class Learner:
         for name, value in merged.items():
             log.setdefault(name, []).append(value)
         reason = _stop_reason(merged, config) if with_policy else ""
-        if reason:  # the policy keeps what it has; the critic's step is still good
-            for parameter in self.policy_parameters:
-                parameter.grad = None
-        elif with_policy:
+        if with_policy and not reason:  # the policy keeps what it has once it should stop
             log.setdefault("actor/grad_norm", []).append(_clip(self.policy_parameters, config.max_grad_norm))
+            self.policy_optimizer.step()
         if with_value:
             log.setdefault("critic/grad_norm", []).append(_clip(self.value_parameters, config.max_grad_norm))
-        if not with_policy:  # a trained prefix would get the critic's gradient where the critic is not detached
-            for parameter in self.policy_parameters:
-                parameter.grad = None
-        self.optimizer.step()
+            self.value_optimizer.step()
         return reason
 
     def _adapt(self, approx_kl: float) -> None:
@@ -289,6 +285,12 @@ class Learner:
                 self.learning_rate = max(self.learning_rate / 2.0, config.learning_rate / 10.0)
             elif approx_kl < 0.5 * config.target_kl:
                 self.learning_rate = min(self.learning_rate * 1.5, config.learning_rate * 10.0)
+
+
+def _optimizer(parameters: list[torch.nn.Parameter], learning_rate: float, config: PPOConfig) -> torch.optim.Optimizer:
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(parameters, learning_rate, momentum=config.sgd_momentum)
+    return torch.optim.Adam(parameters, learning_rate, betas=(0.9, config.adam_beta2), eps=config.adam_epsilon)
 
 
 def _ratio_metrics(log_ratio: Tensor, loss: Tensor, config: PPOConfig) -> dict[str, float]:
@@ -398,7 +400,7 @@ def train(
         if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.iterations:
             about = {**(card or {}), "iteration": iteration + 1, "seed": config.seed, "metrics": _numbers(metrics)}
             state = {"learning_rate": learner.learning_rate}
-            record.checkpoint(iteration + 1, partial(save_policy, policy, card=about), learner.optimizer, state)
+            record.checkpoint(iteration + 1, partial(save_policy, policy, card=about), learner.optimizers, state)
         on_progress(_summary(iteration, metrics), 1, config.iterations)
     return policy
 
@@ -408,7 +410,7 @@ def _resume(record: RunRecord, learner: Learner) -> int:
     if checkpoint is None:
         return 0
     learner.policy.load_state_dict(load_policy(checkpoint / "policy").state_dict())
-    state = record.restore(checkpoint, learner.optimizer)
+    state = record.restore(checkpoint, learner.optimizers)
     learner.learning_rate = float(state["learning_rate"])
     return int(state["iteration"])
 

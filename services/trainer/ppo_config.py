@@ -92,8 +92,15 @@ class PPOConfig:
     """"expert": the prefix (vision and language) stays as it is, which makes an update cheaper too."""
     max_grad_norm: float = 1.0
     """Gradient clipping, policy and critic apart."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Of the policy. Adam moves every weight by about the learning rate, also those whose gradient is noise; SGD moves
+    along the gradient, whose large directions are motions shared by many states."""
+    sgd_momentum: float = 0.9
+    """With `optimizer: sgd`."""
     adam_beta2: float = 0.999
     """Second-moment decay of Adam."""
+    adam_epsilon: float = 1e-8
+    """Added to Adam's denominator; far above the gradients' size, Adam becomes SGD with momentum."""
     target_kl: float | None = 0.05
     """An update's remaining minibatches are skipped once approx_kl exceeds 1.5 times this (none: never)."""
     max_ratio: float = 20.0

@@ -4,7 +4,7 @@ OUT/config.json                      resolved settings
 OUT/metrics.jsonl                    one object an iteration
 OUT/episodes.jsonl                   one object an episode
 OUT/tensorboard/                     the same metrics as curves
-OUT/checkpoints/iteration_0007/      policy/ (model.safetensors, config.json), optimizer.safetensors, state.json
+OUT/checkpoints/iteration_0007/      policy/ (model.safetensors, config.json), optimizer_*.safetensors, state.json
 OUT/policy/                          the newest checkpoint's policy
 """
 
@@ -129,7 +129,7 @@ class RunRecord:
         self,
         iteration: int,
         save_policy: Callable[[Path], Any],
-        optimizer: torch.optim.Optimizer,
+        optimizers: Mapping[str, torch.optim.Optimizer],
         state: dict[str, Any],
     ) -> Path:
         """Write checkpoint `iteration` (completed iterations) and make its policy the newest one."""
@@ -138,7 +138,8 @@ class RunRecord:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         save_policy(temporary / "policy")
-        save_file(optimizer_tensors(optimizer), str(temporary / "optimizer.safetensors"))
+        for name, optimizer in optimizers.items():
+            save_file(optimizer_tensors(optimizer), str(temporary / f"optimizer_{name}.safetensors"))
         write_json(temporary / "state.json", {**state, "iteration": iteration})
         _replace_directory(temporary, target)
         newest = self.directory / f".policy.{os.getpid()}.tmp"
@@ -152,9 +153,10 @@ class RunRecord:
         found = sorted((self.directory / "checkpoints").glob("iteration_*/state.json"))
         return found[-1].parent if found else None
 
-    def restore(self, checkpoint: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Load the optimiser, return the state, drop the rows after the checkpoint. The policy is the caller's."""
-        load_optimizer_tensors(optimizer, load_file(str(checkpoint / "optimizer.safetensors")))
+    def restore(self, checkpoint: Path, optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
+        """Load the optimisers, return the state, drop the rows after the checkpoint. The policy is the caller's."""
+        for name, optimizer in optimizers.items():
+            load_optimizer_tensors(optimizer, load_file(str(checkpoint / f"optimizer_{name}.safetensors")))
         state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
         for name in ("metrics.jsonl", "episodes.jsonl"):
             keep_rows(self.directory / name, lambda row: row["iteration"] < state["iteration"])

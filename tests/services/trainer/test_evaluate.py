@@ -1,0 +1,89 @@
+"""Evaluation: common noise for policy and reference, resumable rows, intervals that the rows alone give back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.trainer.evaluate import EvaluateConfig, evaluate_policy, evaluation_plans, outcomes_by_state, summarise
+from services.trainer.run_record import read_jsonl
+
+STATES = [f"task/test/{n}" for n in range(5)]
+SETTINGS = {"evaluation_seeds": (0, 1), "mode": "mean", "batch": 3, "policy_batch": 4, "policy_sha256": "a"}
+
+
+def test_noise_depends_on_seed_and_state_and_not_on_the_order() -> None:
+    forward = {(p.initial_state_id, p.entropy[0]): p.entropy for p in evaluation_plans(STATES, (0, 1), "a")}
+    backward = {(p.initial_state_id, p.entropy[0]): p.entropy for p in evaluation_plans(STATES[::-1], (1, 0), "b")}
+    assert forward == backward
+    assert len(set(forward.values())) == 10
+
+
+def test_an_interrupted_evaluation_goes_on_and_gives_the_same_rows(
+    bandit: Any, tiny_policy: Any, tmp_path: Path
+) -> None:
+    policy = tiny_policy()
+    whole = evaluate_policy(bandit(), policy, STATES, SETTINGS, tmp_path / "whole")
+    with pytest.raises(ConnectionError):
+        evaluate_policy(bandit(fail_after_resets=4), policy, STATES, SETTINGS, tmp_path / "cut")
+    assert len(read_jsonl(tmp_path / "cut" / "episodes.jsonl")) == 3
+    client = bandit()
+    assert evaluate_policy(client, policy, STATES, SETTINGS, tmp_path / "cut") == whole
+    assert len(client.resets) == 7
+    assert client.open_episodes == set()
+
+
+def test_a_line_cut_short_by_a_kill_is_run_again(bandit: Any, tiny_policy: Any, tmp_path: Path) -> None:
+    whole = evaluate_policy(bandit(), tiny_policy(), STATES, SETTINGS, tmp_path)
+    path = tmp_path / "episodes.jsonl"
+    path.write_text(path.read_text()[:-20])
+    client = bandit()
+    assert evaluate_policy(client, tiny_policy(), STATES, SETTINGS, tmp_path) == whole
+    assert len(client.resets) == 1
+
+
+def test_results_of_other_settings_are_not_mixed_in(bandit: Any, tiny_policy: Any, tmp_path: Path) -> None:
+    evaluate_policy(bandit(), tiny_policy(), STATES, SETTINGS, tmp_path)
+    with pytest.raises(ValueError, match="policy_sha256: expected 'a'; got 'b'"):
+        evaluate_policy(bandit(), tiny_policy(), STATES, {**SETTINGS, "policy_sha256": "b"}, tmp_path)
+
+
+def test_unfinished_episodes_are_an_error_that_says_so(
+    bandit: Any, tiny_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.trainer.rollout.time.sleep", lambda seconds: None)
+    with pytest.raises(RuntimeError, match=r"1 of 10 episodes could not be finished; the first: task/test/1"):
+        evaluate_policy(bandit(unavailable={1: 1000}), tiny_policy(), STATES, SETTINGS, tmp_path)
+    assert len(read_jsonl(tmp_path / "episodes.jsonl")) == 9
+
+
+def _rows(success: list[list[int]], verdict: list[list[int]]) -> list[dict[str, Any]]:
+    return [
+        {"initial_state_id": f"s{i}", "evaluation_seed": seed, "success": s, "verdict": v}
+        for i, (successes, verdicts) in enumerate(zip(success, verdict))
+        for seed, (s, v) in enumerate(zip(successes, verdicts))
+    ]
+
+
+def test_summary_pairs_states() -> None:
+    none = [[-1, -1]] * 4
+    result = summarise(
+        _rows([[1, 1], [1, 1], [0, 1], [0, 1]], none), _rows([[1, 0], [1, 0], [0, 0], [0, 0]], none), 0.9, 0
+    )
+    assert result["success"]["value"] == 0.75
+    assert result["reference_success"]["value"] == 0.25
+    assert result["success_gain"]["value"] == 0.5
+    assert result["success_gain"]["low"] == result["success_gain"]["high"] == 0.5
+    assert "verdict" not in result
+
+
+def test_a_judge_that_is_silent_once_does_not_judge() -> None:
+    assert outcomes_by_state(_rows([[1, 0]], [[1, -1]]), "verdict") is None
+    assert outcomes_by_state(_rows([[1, 0]], [[1, -1]]), "success") == {"s0": [1, 0]}
+
+
+def test_repeated_evaluation_seeds_are_refused() -> None:
+    with pytest.raises(ValueError, match="distinct seeds"):
+        EvaluateConfig(evaluation_seeds=(1, 1))
