@@ -1,0 +1,276 @@
+"""Values of `worldserve.messages` to and from protobuf. Decoding raises ArrayError or ValueError for malformed items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldserve.contract import Difference
+from worldserve.messages import (
+    FrameSelection,
+    FrameSelectionKind,
+    ItemError,
+    ReplayItem,
+    ReplayOutcome,
+    ResetItem,
+    ResetReply,
+    ScoreItem,
+    ScoreReply,
+    StepItem,
+    StepReply,
+    Verdict,
+)
+from worldserve.wire.arrays import ArrayError, array_from_proto, array_to_proto
+from worldserve.wire.contracts import differences_to_proto
+from worldserve.wire.generated import common_pb2, environment_pb2, reward_pb2
+
+_KINDS = {
+    environment_pb2.FRAME_SELECTION_KIND_UNSPECIFIED: FrameSelectionKind.LAST,
+    environment_pb2.FRAME_SELECTION_KIND_NONE: FrameSelectionKind.NONE,
+    environment_pb2.FRAME_SELECTION_KIND_LAST: FrameSelectionKind.LAST,
+    environment_pb2.FRAME_SELECTION_KIND_STRIDE: FrameSelectionKind.STRIDE,
+}
+_KIND_NUMBERS = {
+    FrameSelectionKind.NONE: environment_pb2.FRAME_SELECTION_KIND_NONE,
+    FrameSelectionKind.LAST: environment_pb2.FRAME_SELECTION_KIND_LAST,
+    FrameSelectionKind.STRIDE: environment_pb2.FRAME_SELECTION_KIND_STRIDE,
+}
+
+
+def frames_to_proto(frames: NDArray[np.uint8], indices: Sequence[int] | NDArray[np.int32]) -> common_pb2.Frames:
+    """Frames uint8 (n, height, width, 3) with their numbers."""
+    return common_pb2.Frames(frame_indices=[int(index) for index in indices], pixels=array_to_proto(frames))
+
+
+def frames_from_proto(message: common_pb2.Frames) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """Frames and their numbers; raises ArrayError unless there is one number a frame."""
+    if not message.HasField("pixels"):
+        return np.zeros((0, 0, 0, 3), np.uint8), np.zeros(0, np.int32)
+    pixels = array_from_proto(message.pixels, "uint8")
+    indices = np.array(message.frame_indices, np.int32)
+    if pixels.ndim != 4 or pixels.shape[3] != 3 or len(pixels) != len(indices):
+        raise ArrayError("(frames, height, width, 3) with a number a frame", f"{pixels.shape} with {len(indices)}")
+    return pixels, indices
+
+
+def error_to_proto(error: ItemError) -> common_pb2.ItemError:
+    """An item's error."""
+    return common_pb2.ItemError(
+        code=error.code,
+        reason=error.reason,
+        name=error.name,
+        expected=error.expected,
+        got=error.got,
+        advice=error.advice,
+        retry_after_s=error.retry_after_s,
+        differences=differences_to_proto(error.differences),
+    )
+
+
+def error_from_proto(message: common_pb2.ItemError) -> ItemError:
+    """The inverse."""
+    differences = tuple(Difference(d.name, d.expected, d.got) for d in message.differences)
+    return ItemError(
+        message.code,
+        message.reason,
+        message.name,
+        message.expected,
+        message.got,
+        message.advice,
+        message.retry_after_s,
+        differences,
+    )
+
+
+def verdict_to_proto(verdict: Verdict) -> common_pb2.Verdict:
+    """A verdict."""
+    return common_pb2.Verdict(
+        success=verdict.success,
+        peak=verdict.peak,
+        peak_frame_index=verdict.peak_frame_index,
+        threshold=verdict.threshold,
+    )
+
+
+def verdict_from_proto(message: common_pb2.Verdict) -> Verdict:
+    """The inverse."""
+    return Verdict(message.success, message.peak, message.peak_frame_index, message.threshold)
+
+
+def reset_item_to_proto(item: ResetItem) -> environment_pb2.ResetItem:
+    """An episode to open."""
+    return environment_pb2.ResetItem(
+        episode_id=item.episode_id, initial_state_id=item.initial_state_id, seed=item.seed
+    )
+
+
+def reset_item_from_proto(message: environment_pb2.ResetItem) -> ResetItem:
+    """The inverse."""
+    return ResetItem(message.episode_id, message.initial_state_id, message.seed)
+
+
+def reset_reply_to_proto(reply: ResetReply) -> environment_pb2.ResetReply:
+    """An opened episode."""
+    return environment_pb2.ResetReply(
+        episode_id=reply.episode_id,
+        initial_state_id=reply.initial_state_id,
+        seed=reply.seed,
+        frames=frames_to_proto(reply.frame[None], [0]),
+        proprioception=array_to_proto(reply.proprioception),
+        instruction=reply.instruction,
+    )
+
+
+def reset_reply_from_proto(message: environment_pb2.ResetReply) -> ResetReply:
+    """The inverse."""
+    frames, _ = frames_from_proto(message.frames)
+    return ResetReply(
+        message.episode_id,
+        message.initial_state_id,
+        message.seed,
+        frames[0],
+        array_from_proto(message.proprioception, "float32"),
+        message.instruction,
+    )
+
+
+def step_item_to_proto(item: StepItem) -> environment_pb2.StepItem:
+    """A chunk to run."""
+    stream = environment_pb2.FRAME_DELIVERY_STREAM if item.frames.stream else environment_pb2.FRAME_DELIVERY_INLINE
+    return environment_pb2.StepItem(
+        episode_id=item.episode_id,
+        chunk_index=item.chunk_index,
+        actions=array_to_proto(item.actions),
+        frame_selection=_KIND_NUMBERS[item.frames.kind],
+        frame_stride=item.frames.stride,
+        frame_delivery=stream,
+    )
+
+
+def frame_selection_from_proto(message: environment_pb2.StepItem) -> FrameSelection:
+    """The frames that a StepItem asks for; raises ValueError for a combination that makes no sense."""
+    if message.frame_selection not in _KINDS:
+        raise ValueError(f"frame_selection: expected one of NONE, LAST, STRIDE; got {message.frame_selection}")
+    stream = message.frame_delivery == environment_pb2.FRAME_DELIVERY_STREAM
+    return FrameSelection(_KINDS[message.frame_selection], message.frame_stride, stream)
+
+
+def step_reply_to_proto(reply: StepReply) -> environment_pb2.StepReply:
+    """A committed chunk."""
+    message = environment_pb2.StepReply(
+        episode_id=reply.episode_id,
+        committed_chunk_index=reply.committed_chunk_index,
+        frames=frames_to_proto(reply.frames, reply.frame_indices),
+        executed_actions=array_to_proto(reply.executed_actions),
+        clipped_count=reply.clipped_count,
+        elapsed_steps=reply.elapsed_steps,
+        rewards=array_to_proto(reply.rewards),
+        terminated=reply.terminated,
+        truncated=reply.truncated,
+        end_reason=reply.end_reason,
+        proprioception=array_to_proto(reply.proprioception),
+        timing_seconds=reply.timing_seconds,
+    )
+    if reply.success is not None:
+        message.success = reply.success
+    if reply.verdict is not None:
+        message.verdict.CopyFrom(verdict_to_proto(reply.verdict))
+    return message
+
+
+def step_reply_from_proto(message: environment_pb2.StepReply) -> StepReply:
+    """The inverse."""
+    frames, indices = frames_from_proto(message.frames)
+    return StepReply(
+        episode_id=message.episode_id,
+        committed_chunk_index=message.committed_chunk_index,
+        frames=frames,
+        frame_indices=indices,
+        executed_actions=array_from_proto(message.executed_actions, "float32"),
+        clipped_count=message.clipped_count,
+        elapsed_steps=message.elapsed_steps,
+        rewards=array_from_proto(message.rewards, "float32"),
+        terminated=message.terminated,
+        truncated=message.truncated,
+        end_reason=message.end_reason,
+        success=message.success if message.HasField("success") else None,
+        verdict=verdict_from_proto(message.verdict) if message.HasField("verdict") else None,
+        proprioception=array_from_proto(message.proprioception, "float32"),
+        timing_seconds=dict(message.timing_seconds),
+    )
+
+
+def replay_item_to_proto(item: ReplayItem) -> environment_pb2.ReplayItem:
+    """A recorded episode."""
+    return environment_pb2.ReplayItem(
+        episode_id=item.episode_id,
+        initial_state_id=item.initial_state_id,
+        seed=item.seed,
+        actions=array_to_proto(item.actions),
+    )
+
+
+def replay_outcome_to_proto(outcome: ReplayOutcome) -> environment_pb2.ReplayOutcome:
+    """What a replay came to."""
+    message = environment_pb2.ReplayOutcome(
+        elapsed_steps=outcome.elapsed_steps,
+        total_reward=outcome.total_reward,
+        frames_sha256=outcome.frames_sha256,
+        clipped_count=outcome.clipped_count,
+    )
+    if outcome.success is not None:
+        message.success = outcome.success
+    if outcome.verdict is not None:
+        message.verdict.CopyFrom(verdict_to_proto(outcome.verdict))
+    return message
+
+
+def replay_outcome_from_proto(episode_id: str, message: environment_pb2.ReplayOutcome) -> ReplayOutcome:
+    """The inverse."""
+    return ReplayOutcome(
+        episode_id=episode_id,
+        elapsed_steps=message.elapsed_steps,
+        success=message.success if message.HasField("success") else None,
+        verdict=verdict_from_proto(message.verdict) if message.HasField("verdict") else None,
+        total_reward=message.total_reward,
+        frames_sha256=message.frames_sha256,
+        clipped_count=message.clipped_count,
+    )
+
+
+def score_item_to_proto(item: ScoreItem) -> reward_pb2.ScoreItem:
+    """A clip to score."""
+    return reward_pb2.ScoreItem(
+        episode_id=item.episode_id,
+        frames=frames_to_proto(item.frames, item.frame_indices),
+        carried_peak=item.carried_peak,
+        carried_peak_frame_index=item.carried_peak_frame_index,
+    )
+
+
+def score_item_from_proto(message: reward_pb2.ScoreItem) -> ScoreItem:
+    """The inverse."""
+    frames, indices = frames_from_proto(message.frames)
+    return ScoreItem(message.episode_id, frames, indices, message.carried_peak, message.carried_peak_frame_index)
+
+
+def score_reply_to_proto(reply: ScoreReply) -> reward_pb2.ScoreReply:
+    """A clip's scores."""
+    return reward_pb2.ScoreReply(
+        episode_id=reply.episode_id,
+        probabilities=array_to_proto(reply.probabilities),
+        frame_indices=[int(index) for index in reply.frame_indices],
+        verdict=verdict_to_proto(reply.verdict),
+    )
+
+
+def score_reply_from_proto(message: reward_pb2.ScoreReply) -> ScoreReply:
+    """The inverse."""
+    return ScoreReply(
+        message.episode_id,
+        array_from_proto(message.probabilities, "float32"),
+        np.array(message.frame_indices, np.int32),
+        verdict_from_proto(message.verdict),
+    )
