@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +19,9 @@ from services.trainer.policies import PolicyObservation
 class DemonstrationArrays:
     """N episodes of T actions, the same T in all.
 
-    frames: uint8 (N, T + 1, H, W, 3), frame k after action k (a memory map will do). states: float32 (N, T + 1, D),
-    the proprioception at each frame. actions: float32 (N, T, D), executed targets; actions[:, k] leads from frame k to
-    k + 1. instructions: N strings. episode_ids: N names, for the record.
+    frames: uint8 (N, T / stride + 1, H, W, 3), frame k after action k * stride (a memory map will do). states: float32
+    (N, T + 1, D), the proprioception at each frame. actions: float32 (N, T, D), executed targets; actions[:, k] leads
+    from frame k to k + 1. instructions: N strings. episode_ids: N names, for the record.
     """
 
     frames: NDArray[np.uint8]
@@ -26,11 +29,14 @@ class DemonstrationArrays:
     actions: NDArray[np.float32]
     instructions: Sequence[str]
     episode_ids: Sequence[str]
+    stride: int = 1
 
     def __post_init__(self) -> None:
         count, steps = self.actions.shape[:2]
+        if self.stride < 1 or steps % self.stride:
+            raise ValueError(f"demonstrations.stride: expected a divisor of {steps} actions; got {self.stride}")
         expected = {
-            "frames": (self.frames.shape[:2], (count, steps + 1)),
+            "frames": (self.frames.shape[:2], (count, steps // self.stride + 1)),
             "states": (self.states.shape, (count, steps + 1, self.actions.shape[2])),
             "instructions": ((len(self.instructions),), (count,)),
             "episode_ids": ((len(self.episode_ids),), (count,)),
@@ -60,6 +66,7 @@ class DemonstrationArrays:
             self.actions[start:stop],
             self.instructions[start:stop],
             self.episode_ids[start:stop],
+            self.stride,
         )
 
 
@@ -75,12 +82,15 @@ class ChunkBatch:
 def chunk_batch(
     demonstrations: DemonstrationArrays, episodes: NDArray[np.int64], starts: NDArray[np.int64], chunk: int
 ) -> ChunkBatch:
-    """Pairs (frame t, state t) with actions t + 1 .. t + chunk of each episode and t; past the end the last repeats."""
+    """Pairs (frame t, state t) with actions t + 1 .. t + chunk of each episode and t; past the end the last repeats.
+
+    Every t is a multiple of `demonstrations.stride`.
+    """
     index = starts[:, None] + np.arange(chunk)[None]
     padded = index >= demonstrations.steps
     actions = demonstrations.actions[episodes[:, None], np.minimum(index, demonstrations.steps - 1)]
     observation = PolicyObservation(
-        torch.from_numpy(np.ascontiguousarray(demonstrations.frames[episodes, starts])),
+        torch.from_numpy(np.ascontiguousarray(demonstrations.frames[episodes, starts // demonstrations.stride])),
         torch.from_numpy(demonstrations.states[episodes, starts].astype(np.float32)),
         [demonstrations.instructions[episode] for episode in episodes],
     )
@@ -99,7 +109,7 @@ def draw_batch(
     A share of them starts where a deployed policy decides (0, chunk, 2 chunk, ...); the others start anywhere.
     """
     episodes = random.integers(0, len(demonstrations), size)
-    anywhere = random.integers(0, demonstrations.steps, size)
+    anywhere = random.integers(0, demonstrations.steps // demonstrations.stride, size) * demonstrations.stride
     decisions = random.integers(0, demonstrations.steps // chunk, size) * chunk
     starts = np.where(random.random(size) < boundary_share, decisions, anywhere)
     return chunk_batch(demonstrations, episodes, starts, chunk)
@@ -123,3 +133,64 @@ def action_statistics(
     arrays = [state_mean, np.maximum(state_std, floor), mean, np.maximum(std, floor)]
     state_mean_, state_std_, mean_, std_ = (torch.from_numpy(value.astype(np.float32)) for value in arrays)
     return state_mean_, state_std_, mean_, std_
+
+
+@dataclass(frozen=True)
+class LoadedDemonstrations:
+    """Arrays, and where they come from as JSON values (for cards)."""
+
+    arrays: DemonstrationArrays
+    card: dict[str, Any] = field(default_factory=dict)
+
+
+def load_demonstrations(
+    directory: Path, count: int, stride: int, progress: Callable[[], object] = lambda: None
+) -> LoadedDemonstrations:
+    """The first `count` successful episodes of a directory of recorded ones, every `stride`-th frame decoded.
+
+    Raises:
+        ValueError: for too few successes, episodes of different lengths or interfaces, or without frames.
+        SealedStateError: for an episode from a sealed test state.
+    """
+    from worldserve.episodes import EpisodeReader, refuse_for_training
+
+    reader = EpisodeReader(directory)
+    chosen = [position for position, info in enumerate(reader.infos) if info.success][:count]
+    if len(chosen) < count:
+        raise ValueError(
+            f"{directory}: expected {count} successful episodes (training and validation); got {len(chosen)} of "
+            f"{len(reader.infos)} recorded. Record more, or ask for fewer with --demonstrations."
+        )
+    infos = [reader.infos[position] for position in chosen]
+    refuse_for_training(info.initial_state_id for info in infos)
+    for name in ("length", "interface_fingerprint"):
+        if len(found := {getattr(info, name) for info in infos}) > 1:
+            raise ValueError(f"{directory}: expected episodes of one {name}; got {sorted(found)}")
+    frames, states, actions = [], [], []
+    for position in chosen:
+        episode = reader[position]
+        if episode.action_count % stride:
+            raise ValueError(f"frame_stride: expected a divisor of {episode.action_count} actions; got {stride}")
+        frames.append(episode.frames_at(range(0, episode.action_count + 1, stride)))
+        states.append(episode.proprioception)
+        actions.append(episode.executed_actions)
+        progress()
+    arrays = DemonstrationArrays(
+        np.stack(frames),
+        np.stack(states),
+        np.stack(actions),
+        [info.instruction for info in infos],
+        [info.episode_id for info in infos],
+        stride,
+    )
+    hashes = hashlib.sha256("".join(info.frames_sha256 for info in infos).encode()).hexdigest()
+    card = {
+        "directory": str(directory),
+        "episodes": len(infos),
+        "first_episode": infos[0].episode_id,
+        "last_episode": infos[-1].episode_id,
+        "frames_sha256": hashes,
+        "interface_fingerprint": infos[0].interface_fingerprint,
+        "policy": sorted({info.policy_name for info in infos}),
+    }
+    return LoadedDemonstrations(arrays, card)
