@@ -1,0 +1,66 @@
+"""One channel, and calls that are repeated when their reply was lost. Every call of the contract is safe to repeat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from worldserve.wire.options import channel_options
+
+Reply = TypeVar("Reply")
+# What may pass by itself. Anything else would fail again.
+RETRYABLE = (grpc.StatusCode.UNAVAILABLE,)
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 2.0
+
+
+class ServerAwayError(ConnectionError):
+    """The server could not be reached within the call's deadline."""
+
+
+class Caller:
+    """A channel to `target` with retries until a call's deadline.
+
+    Args:
+        target: HOST:PORT.
+        timeout_s: deadline of a call, retries included.
+    """
+
+    def __init__(self, target: str, timeout_s: float) -> None:
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s: expected a positive number of seconds; got {timeout_s!r}")
+        self.target, self.timeout_s = target, timeout_s
+        self.channel = grpc.insecure_channel(target, options=channel_options())
+
+    def call(self, method: Callable[..., Reply], request: Any) -> Reply:
+        """Calls a unary method; repeats it while the server is away and the deadline has not passed.
+
+        Raises:
+            ServerAwayError: the server could not be reached in time.
+            grpc.RpcError: any other status, as it came.
+        """
+        deadline, backoff = time.monotonic() + self.timeout_s, FIRST_BACKOFF_S
+        while True:
+            remaining = deadline - time.monotonic()
+            try:
+                return method(request, timeout=max(0.001, remaining))
+            except grpc.RpcError as error:
+                code = error.code()  # type: ignore[attr-defined]
+                if code not in RETRYABLE or deadline - time.monotonic() <= backoff:
+                    raise self._explain(error, code) from error
+            time.sleep(backoff)
+            backoff = min(LONGEST_BACKOFF_S, 2 * backoff)
+
+    def _explain(self, error: grpc.RpcError, code: grpc.StatusCode) -> Exception:
+        if code in (*RETRYABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            return ServerAwayError(
+                f"{self.target}: no answer within {self.timeout_s:g} s ({code.name}: {error.details()}). "  # type: ignore[attr-defined]
+                "Is the server running there? `worldserve contract show TARGET` asks it."
+            )
+        return error
+
+    def close(self) -> None:
+        """Closes the channel."""
+        self.channel.close()

@@ -1,0 +1,171 @@
+"""Client of `EnvironmentService`: what a trainer, an evaluator and a notebook use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldserve.client.calling import Caller
+from worldserve.contract import Contract, Interface, adjust_bottle_interface, differences, fingerprint
+from worldserve.messages import (
+    ItemError,
+    ReplayItem,
+    ReplayOutcome,
+    ResetItem,
+    ResetReply,
+    ServerInfo,
+    StepItem,
+    StepReply,
+)
+from worldserve.wire import codec
+from worldserve.wire.contracts import contract_from_proto, interface_to_proto
+from worldserve.wire.generated import environment_pb2, environment_pb2_grpc
+from worldserve.wire.options import INLINE_FRAME_BYTES
+
+
+class InterfaceMismatchError(ValueError):
+    """The server's interface is not the caller's; `differences` names the fields."""
+
+    def __init__(self, target: str, found: Sequence[object]) -> None:
+        self.differences = tuple(found)
+        lines = "\n  ".join(str(item) for item in found)
+        super().__init__(f"{target}: the server's interface is another one:\n  {lines}")
+
+
+class EnvironmentClient:
+    """A simulator or a world model.
+
+        with EnvironmentClient("127.0.0.1:50051") as client:
+            [reply] = client.reset([ResetItem("episode-0", "adjust_bottle/train/0000", seed=0)])
+            [step] = client.step([StepItem("episode-0", 0, actions)])
+
+    Calls are repeated when the server was away (`timeout_s` bounds that); every call of the contract is safe to repeat.
+
+    Args:
+        target: HOST:PORT.
+        timeout_s: deadline of a call, retries included.
+        interface: what the caller was built for; None takes the default task's. It is checked at the first call.
+        pinned_provenance_fingerprint: refuse any other server than this very one.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float = 600.0,
+        interface: Interface | None = None,
+        pinned_provenance_fingerprint: str = "",
+    ) -> None:
+        self._caller = Caller(target, timeout_s)
+        self._stub = environment_pb2_grpc.EnvironmentServiceStub(self._caller.channel)
+        self._interface = interface or adjust_bottle_interface()
+        self._fingerprint = fingerprint(self._interface)
+        self._pinned = pinned_provenance_fingerprint
+        self._contract: Contract | None = None
+
+    @property
+    def target(self) -> str:
+        """HOST:PORT."""
+        return self._caller.target
+
+    def get_contract(self) -> Contract:
+        """The server's contract, whatever it is."""
+        reply = self._caller.call(self._stub.GetContract, environment_pb2.GetContractRequest())
+        self._contract = contract_from_proto(reply.contract)
+        return self._contract
+
+    def check_interface(self) -> None:
+        """Raises InterfaceMismatchError, naming the fields, unless server and caller agree."""
+        found = differences((self._contract or self.get_contract()).interface, self._interface)
+        if found:
+            raise InterfaceMismatchError(self.target, found)
+
+    def info(self) -> ServerInfo:
+        """How full the server is."""
+        reply = self._caller.call(self._stub.GetContract, environment_pb2.GetContractRequest())
+        return ServerInfo(reply.capacity, reply.live)
+
+    def reset(self, items: Sequence[ResetItem]) -> list[ResetReply | ItemError]:
+        """Opens episodes; results in the order of the items. The server checks the interface."""
+        request = environment_pb2.ResetRequest(
+            interface_fingerprint=self._fingerprint,
+            interface=interface_to_proto(self._interface),
+            pinned_provenance_fingerprint=self._pinned,
+            items=[codec.reset_item_to_proto(item) for item in items],
+        )
+        reply = self._caller.call(self._stub.Reset, request)
+        return [
+            codec.reset_reply_from_proto(result.reply)
+            if result.HasField("reply")
+            else codec.error_from_proto(result.error)
+            for result in reply.results
+        ]
+
+    def step(self, items: Sequence[StepItem]) -> list[StepReply | ItemError]:
+        """Runs one chunk in each item's episode; results in order. Batches whose frames exceed the limit are split."""
+        results: list[StepReply | ItemError] = []
+        for part in self._parts(items):
+            request = environment_pb2.StepRequest(items=[codec.step_item_to_proto(item) for item in part])
+            reply = self._caller.call(self._stub.Step, request)
+            results += [
+                codec.step_reply_from_proto(result.reply)
+                if result.HasField("reply")
+                else codec.error_from_proto(result.error)
+                for result in reply.results
+            ]
+        return results
+
+    def read_frames(self, episode_id: str, chunk_index: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """The frames of the last committed chunk (-1: of the reset), one (frame number, uint8 (H, W, 3)) at a time."""
+        request = environment_pb2.ReadFramesRequest(episode_id=episode_id, chunk_index=chunk_index)
+        for message in self._stub.ReadFrames(request, timeout=self._caller.timeout_s):
+            frames, indices = codec.frames_from_proto(message.frames)
+            yield from zip((int(index) for index in indices), frames, strict=True)
+
+    def replay(self, items: Sequence[ReplayItem]) -> Iterator[tuple[str, ReplayOutcome | ItemError]]:
+        """Replays recorded episodes; yields (episode_id, outcome) as each is reached."""
+        request = environment_pb2.ReplayRequest(
+            interface_fingerprint=self._fingerprint,
+            interface=interface_to_proto(self._interface),
+            items=[codec.replay_item_to_proto(item) for item in items],
+        )
+        for message in self._stub.Replay(request, timeout=self._caller.timeout_s * max(1, len(items))):
+            if message.HasField("reply"):
+                yield message.episode_id, codec.replay_outcome_from_proto(message.episode_id, message.reply)
+            else:
+                yield message.episode_id, codec.error_from_proto(message.error)
+
+    def close_episodes(self, episode_ids: Sequence[str]) -> int:
+        """Frees episodes; returns how many were open."""
+        request = environment_pb2.CloseRequest(episode_ids=episode_ids)
+        return int(self._caller.call(self._stub.Close, request).closed)
+
+    def close(self) -> None:
+        """Closes the channel. Open episodes stay open at the server."""
+        self._caller.close()
+
+    def __enter__(self) -> EnvironmentClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _parts(self, items: Sequence[StepItem]) -> Iterator[Sequence[StepItem]]:
+        observation = self._interface.observation
+        frame_bytes = observation.height * observation.width * 3
+        part: list[StepItem] = []
+        used = 0
+        for item in items:
+            count = 0 if item.frames.stream else len(item.frames.frame_indices(0, len(item.actions)))
+            size = count * frame_bytes
+            if part and count > 1 and used + size > INLINE_FRAME_BYTES:
+                yield part
+                part, used = [], 0
+            part.append(item)
+            used += size
+        if part:
+            yield part
+
+

@@ -1,0 +1,26 @@
+"""Servers of the contract: an engine over any `Backend`, a reward servicer over any `Scorer`, and how a server is run."""
+
+from worldserve.serving.backend import Backend, Judge, Scorer
+from worldserve.serving.engine import EnvironmentEngine
+from worldserve.serving.environment import EnvironmentServicer
+from worldserve.serving.judge import RemoteJudge
+from worldserve.serving.metrics import ServerMetrics
+from worldserve.serving.reward import RewardServicer
+from worldserve.serving.server import RunningServer, ServerSettings, serve
+from worldserve.serving.start import start_environment_server, start_reward_server
+
+__all__ = [
+    "Backend",
+    "EnvironmentEngine",
+    "EnvironmentServicer",
+    "Judge",
+    "RemoteJudge",
+    "RewardServicer",
+    "RunningServer",
+    "Scorer",
+    "ServerMetrics",
+    "ServerSettings",
+    "serve",
+    "start_environment_server",
+    "start_reward_server",
+]

@@ -1,0 +1,73 @@
+"""What a simulator, a world model and a reward model implement. Everything else of a server is here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldserve.contract import Contract
+from worldserve.messages import BackendChunk, BackendStep, ItemError, ResetItem, ResetReply, ScoreItem, ScoreReply
+
+
+class Backend(Protocol):
+    """A simulator or a world model.
+
+    The engine validates, clips, keeps order and idempotency, judges and ends episodes; a backend only moves worlds
+    and draws frames. Calls may come from several threads, never two at once for one episode. An item that fails is
+    answered by an `ItemError` in its place; an exception fails the whole call.
+    """
+
+    @property
+    def contract(self) -> Contract:
+        """Constant over the server's life."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Episodes that can be open at once."""
+        ...
+
+    def reset(self, items: Sequence[ResetItem]) -> list[ResetReply | ItemError]:
+        """Opens episodes; ids are new."""
+        ...
+
+    def step(self, items: Sequence[BackendStep]) -> list[BackendChunk | ItemError]:
+        """Runs executed actions. `frame_indices` are the only frames to draw, in order."""
+        ...
+
+    def close_episodes(self, episode_ids: Sequence[str]) -> None:
+        """Frees episodes; unknown ids are ignored."""
+        ...
+
+    def shutdown(self) -> None:
+        """Frees everything; called once."""
+        ...
+
+
+class Judge(Protocol):
+    """Who judges frames: the reward service, as seen by an environment."""
+
+    def score(self, items: Sequence[ScoreItem]) -> list[ScoreReply | ItemError]:
+        """Scores clips; an item that cannot be scored is answered by an `ItemError`."""
+        ...
+
+
+class Scorer(Protocol):
+    """A frozen reward model."""
+
+    @property
+    def contract(self) -> Contract:
+        """Kind "reward_model"."""
+        ...
+
+    @property
+    def threshold(self) -> float:
+        """A peak at or above it is a success."""
+        ...
+
+    def probabilities(self, frames: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Success probability of each frame: uint8 (n, height, width, 3) to float32 (n,)."""
+        ...

@@ -1,0 +1,403 @@
+"""The contract's rules over any backend: order, idempotency, clipping, judgement, ends. Numpy in, numpy out.
+
+A Step goes through five stages: validate every item, lock the episodes, run what is new in one backend call, judge
+what the verdict reads in one call, commit. An item that fails at a stage leaves its episode where it stood.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldserve.contract import Contract, execute
+from worldserve.messages import (
+    BackendChunk,
+    BackendStep,
+    ItemError,
+    ResetItem,
+    ResetReply,
+    ScoreItem,
+    ScoreReply,
+    StepItem,
+    StepReply,
+    Verdict,
+)
+from worldserve.serving import errors
+from worldserve.serving.backend import Backend, Judge
+from worldserve.serving.metrics import ServerMetrics
+from worldserve.serving.sessions import Episode, EpisodeTable, PendingChunk
+
+EPISODE_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+_log = logging.getLogger("worldserve.engine")
+
+
+@dataclass
+class _Run:
+    """One item of a Step on its way through the stages."""
+
+    position: int
+    item: StepItem
+    episode: Episode
+    pending: PendingChunk | None = None
+    verdict: Verdict | None = None
+    reward_seconds: float = 0.0
+    backend_seconds: float = 0.0
+
+
+class EnvironmentEngine:
+    """Episodes of one backend.
+
+    Args:
+        backend: moves worlds and draws frames.
+        judge: the reward server; None leaves a simulator's ground truth as the reward, and a world model without one.
+        metrics: counts what happens.
+    """
+
+    def __init__(self, backend: Backend, judge: Judge | None, metrics: ServerMetrics) -> None:
+        self.backend, self.judge, self.metrics = backend, judge, metrics
+        self.contract: Contract = backend.contract
+        self.episodes = EpisodeTable(backend.capacity)
+        metrics.watch_episodes(lambda: len(self.episodes), backend.capacity)
+
+    # Reset -----------------------------------------------------------------------------------------------------
+
+    def reset(self, items: Sequence[ResetItem], deadline: float) -> list[ResetReply | ItemError]:
+        """Opens episodes; an item whose id is open with the same content gets the stored reply.
+
+        Args:
+            items: the episodes.
+            deadline: `time.monotonic()` after which waiting for another call's Reset of the same id ends.
+        """
+        results: list[ResetReply | ItemError | None] = [None] * len(items)
+        opening: list[int] = []
+        seen: set[str] = set()
+        try:
+            for position, item in enumerate(items):
+                outcome = self._admit(position, item, seen, deadline)
+                if outcome is None:
+                    opening.append(position)
+                results[position] = outcome
+            replies = self._guard(lambda: self.backend.reset([items[p] for p in opening]), len(opening)) if opening else []
+            for position, reply in zip(opening, replies, strict=True):
+                results[position] = self._opened(position, items[position], reply)
+        finally:
+            for position in opening:
+                if results[position] is None:
+                    self.episodes.finish_open(items[position].episode_id, None)
+        return [result for result in results if result is not None]
+
+    def _admit(self, position: int, item: ResetItem, seen: set[str], deadline: float) -> ResetReply | ItemError | None:
+        """An answer at once, or None with a place reserved."""
+        name = f"items[{position}]"
+        if not EPISODE_ID.fullmatch(item.episode_id):
+            return errors.invalid(
+                f"{name}.episode_id", "1 to 128 characters of A-Z a-z 0-9 . _ : / -", errors.quote(item.episode_id),
+                "Make ids from these characters.", "EPISODE_ID_INVALID",
+            )  # fmt: skip
+        if item.episode_id in seen:
+            return errors.invalid(
+                f"{name}.episode_id", "each episode once in a batch", errors.quote(item.episode_id),
+                "Remove the second item.", "EPISODE_TWICE_IN_BATCH",
+            )  # fmt: skip
+        seen.add(item.episode_id)
+        place = self.episodes.begin_open(item.episode_id, max(0.0, deadline - time.monotonic()))
+        if place is True:
+            return None
+        if place is False:
+            return errors.at_capacity(name, self.episodes.capacity)
+        for field in ("initial_state_id", "seed"):
+            expected, got = getattr(place.request, field), getattr(item, field)
+            if expected != got:
+                return errors.episode_conflict(name, item.episode_id, field, expected, got)
+        return place.reply
+
+    def _opened(self, position: int, item: ResetItem, reply: ResetReply | ItemError) -> ResetReply | ItemError:
+        """Checks and keeps an opened episode, and gives its place up otherwise."""
+        if isinstance(reply, ItemError):
+            self.episodes.finish_open(item.episode_id, None)
+            return replace(reply, name=f"items[{position}].{reply.name}")
+        if not np.isfinite(reply.proprioception).all():
+            self.episodes.finish_open(item.episode_id, None)
+            self.backend.close_episodes([item.episode_id])
+            self.metrics.non_finite.inc()
+            return errors.not_finite(f"items[{position}]", "proprioception")
+        episode = Episode(item, reply, reply.proprioception.astype(np.float32))
+        episode.kept_frames, episode.kept_frame_indices = reply.frame[None], (0,)
+        self.episodes.finish_open(item.episode_id, episode)
+        self.metrics.frames.inc()
+        return reply
+
+    # Step ------------------------------------------------------------------------------------------------------
+
+    def step(self, items: Sequence[StepItem | ItemError], deadline: float) -> list[StepReply | ItemError]:
+        """Runs one chunk in each item's episode. An `ItemError` among the items (undecodable) is passed through.
+
+        Args:
+            items: validated here; positions are kept.
+            deadline: `time.monotonic()` after which waiting for an episode's lock ends.
+        """
+        results: list[StepReply | ItemError | None] = [None] * len(items)
+        runs: list[_Run] = []
+        locked: list[Episode] = []
+        seen: set[str] = set()
+        try:
+            # Locks in the order of ids: two calls with the same episodes in other orders cannot wait for each other.
+            order = sorted(range(len(items)), key=lambda p: getattr(items[p], "episode_id", ""))
+            for position in order:
+                item = items[position]
+                if isinstance(item, ItemError):
+                    results[position] = item
+                    continue
+                outcome = self._prepare(position, item, seen, locked, deadline)
+                if isinstance(outcome, _Run):
+                    runs.append(outcome)
+                else:
+                    results[position] = outcome
+            runs.sort(key=lambda run: run.position)
+            self._run_backend(runs, results)
+            self._judge([run for run in runs if results[run.position] is None], results)
+            for run in runs:
+                if results[run.position] is None:
+                    results[run.position] = self._commit(run)
+        finally:
+            for episode in locked:
+                episode.lock.release()
+        return [result for result in results if result is not None]
+
+    def _prepare(
+        self, position: int, item: StepItem, seen: set[str], locked: list[Episode], deadline: float
+    ) -> _Run | StepReply | ItemError:
+        name = f"items[{position}]"
+        if item.episode_id in seen:
+            return errors.invalid(
+                f"{name}.episode_id", "each episode once in a batch", errors.quote(item.episode_id),
+                "Send its next chunk in the next call.", "EPISODE_TWICE_IN_BATCH",
+            )  # fmt: skip
+        seen.add(item.episode_id)
+        complaint = self._check_actions(name, item.actions)
+        if complaint is not None:
+            return complaint
+        episode = self.episodes.get(item.episode_id)
+        if episode is None:
+            return errors.episode_unknown(f"{name}.episode_id", item.episode_id)
+        if not episode.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return ItemError(
+                "DEADLINE_EXCEEDED", "EPISODE_BUSY", f"{name}.episode_id", "an idle episode",
+                "another call still runs its chunk", "Send the same Step again.", errors.RETRY_AFTER_S,
+            )  # fmt: skip
+        locked.append(episode)
+        return self._place(name, position, item, episode)
+
+    def _check_actions(self, name: str, actions: NDArray[np.float32]) -> ItemError | None:
+        interface = self.contract.interface
+        shape = (interface.timing.chunk_actions, interface.action_dimensions)
+        if actions.dtype != np.float32:
+            return errors.invalid(
+                f"{name}.actions", "dtype float32", f"dtype {actions.dtype}", "Convert before sending.", "WRONG_DTYPE"
+            )
+        if actions.shape != shape:
+            return errors.invalid(
+                f"{name}.actions", f"shape {shape}", f"shape {actions.shape}",
+                "Send a whole chunk in the contract's action layout.", "WRONG_SHAPE",
+            )  # fmt: skip
+        finite = np.isfinite(actions)
+        if not finite.all():
+            self.metrics.non_finite.inc(int((~finite).sum()))
+            row, column = (int(value) for value in np.argwhere(~finite)[0])
+            return errors.invalid(
+                f"{name}.actions[{row}, {column}]", "a finite number", repr(float(actions[row, column])),
+                "Has the policy diverged? Nothing was run.", "NON_FINITE_ACTION",
+            )  # fmt: skip
+        return None
+
+    def _place(self, name: str, position: int, item: StepItem, episode: Episode) -> _Run | StepReply | ItemError:
+        """Where a chunk stands in its episode: to run, to judge again, or committed already."""
+        if episode.closed:
+            return errors.episode_unknown(f"{name}.episode_id", item.episode_id)
+        sent, committed = item.actions.tobytes(), episode.next_chunk_index - 1
+        if item.chunk_index == committed and episode.committed is not None:
+            if sent != episode.committed_actions:
+                return errors.chunk_conflict(f"{name}.actions", committed)
+            return episode.committed
+        if episode.ended:
+            return errors.episode_ended(name, item.episode_id, episode.ended, episode.next_chunk_index)
+        if item.chunk_index != episode.next_chunk_index:
+            return errors.wrong_chunk_index(f"{name}.chunk_index", episode.next_chunk_index, item.chunk_index)
+        pending = episode.pending
+        if pending is not None and pending.actions != sent:
+            return errors.chunk_conflict(f"{name}.actions", item.chunk_index)
+        executed = execute(item.actions, episode.target, self.contract.interface.action)
+        if executed.clipped_count and self.contract.interface.action.out_of_range == "reject":
+            return errors.invalid(
+                f"{name}.actions", "every value within the contract's limits", f"{executed.clipped_count} outside",
+                "This contract rejects instead of clipping (action.out_of_range).", "OUT_OF_RANGE",
+            )  # fmt: skip
+        run = _Run(position, item, episode, pending)
+        if pending is None:
+            wanted = set(item.frames.frame_indices(episode.elapsed_steps, len(item.actions)))
+            if self.judge is not None:
+                wanted |= set(self._judged_frames(episode.elapsed_steps, len(item.actions)))
+            run.pending = PendingChunk(
+                item.chunk_index, sent, executed.actions, executed.clipped_count, tuple(sorted(wanted)),
+                BackendChunk(np.zeros((0, 0, 0, 3), np.uint8), None),
+            )  # fmt: skip
+        return run
+
+    def _judged_frames(self, elapsed: int, count: int) -> range:
+        rule = self.contract.interface.reward
+        return range(max(rule.first_frame, elapsed + 1), min(rule.last_frame, elapsed + count) + 1)
+
+    def _run_backend(self, runs: Sequence[_Run], results: list[StepReply | ItemError | None]) -> None:
+        new = [run for run in runs if run.episode.pending is None]
+        if not new:
+            return
+        steps = [
+            BackendStep(
+                run.item.episode_id, run.item.chunk_index, run.episode.elapsed_steps,
+                run.pending.executed, run.pending.frame_indices,
+            )
+            for run in new
+            if run.pending is not None
+        ]  # fmt: skip
+        started = time.perf_counter()
+        outcomes = self._guard(lambda: self.backend.step(steps), len(steps))
+        seconds = time.perf_counter() - started
+        for run, outcome in zip(new, outcomes, strict=True):
+            assert run.pending is not None
+            run.backend_seconds = seconds
+            if isinstance(outcome, ItemError):
+                if outcome.reason == "NON_FINITE_OUTPUT":
+                    self.metrics.non_finite.inc()
+                results[run.position] = replace(outcome, name=f"items[{run.position}].{outcome.name}")
+                continue
+            run.pending.chunk = outcome
+            run.episode.pending = run.pending
+
+    def _judge(self, runs: Sequence[_Run], results: list[StepReply | ItemError | None]) -> None:
+        """Asks the reward server about the frames that the verdict reads; an unanswered item stays pending."""
+        asked: list[_Run] = []
+        clips: list[ScoreItem] = []
+        for run in runs:
+            assert run.pending is not None
+            run.verdict = run.episode.verdict
+            judged = set(self._judged_frames(run.episode.elapsed_steps, len(run.item.actions)))
+            if self.judge is None or not judged:
+                continue
+            rows = [row for row, index in enumerate(run.pending.frame_indices) if index in judged]
+            before = run.episode.verdict
+            clips.append(
+                ScoreItem(
+                    run.item.episode_id,
+                    run.pending.chunk.frames[rows],
+                    np.array([run.pending.frame_indices[row] for row in rows], np.int32),
+                    before.peak if before else 0.0,
+                    before.peak_frame_index if before else 0,
+                )
+            )
+            asked.append(run)
+        if not asked or self.judge is None:
+            return
+        started = time.perf_counter()
+        try:
+            replies: list[ScoreReply | ItemError] = self.judge.score(clips)
+        except ConnectionError as error:
+            _log.warning("reward server away: %s", error)
+            replies = [errors.judge_away("verdict", "no answer") for _ in asked]
+        seconds = time.perf_counter() - started
+        for run, reply in zip(asked, replies, strict=True):
+            run.reward_seconds = seconds
+            if isinstance(reply, ItemError):
+                results[run.position] = replace(reply, name=f"items[{run.position}].{reply.name}")
+            else:
+                run.verdict = reply.verdict
+
+    def _commit(self, run: _Run) -> StepReply:
+        episode, pending, interface = run.episode, run.pending, self.contract.interface
+        assert pending is not None
+        count = len(pending.executed)
+        episode.elapsed_steps += count
+        limit = episode.elapsed_steps >= interface.termination.limit_actions
+        done_by_success = interface.termination.success_ends_episode and bool(self._success(run))
+        ended = "limit" if limit else ("success" if done_by_success else "")
+        rewards = np.zeros(count, np.float32)
+        if ended:
+            rewards[-1] = float(bool(self._success(run)))
+        wanted = run.item.frames.frame_indices(episode.elapsed_steps - count, count)
+        rows = [pending.frame_indices.index(index) for index in wanted]
+        frames = pending.chunk.frames[rows] if rows else np.zeros(
+            (0, interface.observation.height, interface.observation.width, 3), np.uint8
+        )  # fmt: skip
+        reply = StepReply(
+            episode_id=run.item.episode_id,
+            committed_chunk_index=pending.chunk_index,
+            frames=np.zeros_like(frames[:0]) if run.item.frames.stream else frames,
+            frame_indices=np.array([] if run.item.frames.stream else wanted, np.int32),
+            executed_actions=pending.executed,
+            clipped_count=pending.clipped_count,
+            elapsed_steps=episode.elapsed_steps,
+            rewards=rewards,
+            terminated=bool(ended) and (not limit or interface.termination.limit_is == "terminated"),
+            truncated=limit and interface.termination.limit_is == "truncated",
+            end_reason=ended,
+            success=pending.chunk.success,
+            verdict=run.verdict if ended else None,
+            proprioception=pending.executed[-1].copy(),
+            timing_seconds={"backend": run.backend_seconds, "reward": run.reward_seconds},
+        )
+        episode.target = pending.executed[-1].copy()
+        episode.verdict, episode.ended = run.verdict, ended
+        episode.kept_frames, episode.kept_frame_indices = frames, tuple(wanted)
+        episode.next_chunk_index += 1
+        episode.committed_actions, episode.committed, episode.pending = pending.actions, reply, None
+        self.metrics.committed(count, len(pending.frame_indices), pending.clipped_count, reply)
+        return reply
+
+    def _success(self, run: _Run) -> bool | None:
+        """What the reward goes by: the verdict where there is a judge, else the backend's ground truth."""
+        if self.judge is not None:
+            return run.verdict.success if run.verdict is not None else None
+        assert run.pending is not None
+        return run.pending.chunk.success
+
+    # Frames, close ---------------------------------------------------------------------------------------------
+
+    def kept_frames(self, episode_id: str, chunk_index: int) -> tuple[NDArray[np.uint8], tuple[int, ...]] | ItemError:
+        """Frames of the last committed chunk (or of the reset, chunk_index -1)."""
+        episode = self.episodes.get(episode_id)
+        if episode is None:
+            return errors.episode_unknown("episode_id", episode_id)
+        with episode.lock:
+            kept = episode.next_chunk_index - 1
+            if chunk_index != kept or episode.kept_frames is None:
+                return errors.frames_gone("chunk_index", kept, chunk_index)
+            return episode.kept_frames, episode.kept_frame_indices
+
+    def close(self, episode_ids: Sequence[str]) -> int:
+        """Frees episodes; returns how many were open. An episode in mid-step is freed when its step is done."""
+        episodes = [episode for name in episode_ids if (episode := self.episodes.get(name)) is not None]
+        for episode in episodes:
+            with episode.lock:
+                episode.closed = True
+        removed = self.episodes.remove(episode_ids)
+        if removed:
+            self.backend.close_episodes(removed)
+        return len(removed)
+
+    def _guard(self, call: object, count: int) -> list:
+        """Runs a backend call; an exception becomes INTERNAL for every item, its text only in the log."""
+        try:
+            outcomes = list(call())  # type: ignore[operator]
+            if len(outcomes) != count:
+                raise RuntimeError(f"backend: expected {count} outcomes; got {len(outcomes)}")
+            return outcomes
+        except Exception:  # the loop cannot die of one backend's fault; the log has the traceback
+            reference = uuid.uuid4().hex[:12]
+            _log.exception("backend call failed [%s]", reference)
+            return [errors.internal("backend", reference)] * count

@@ -1,0 +1,139 @@
+"""Every way an item can fail, one function each: status, reason, what was expected, what came, what to do."""
+
+from __future__ import annotations
+
+from worldserve.contract import Difference
+from worldserve.messages import ItemError
+
+# A caller that waits this long finds a freed episode, a restarted reward server, or the same error again.
+RETRY_AFTER_S = 1.0
+_LONGEST_QUOTE = 80
+
+
+def quote(value: object) -> str:
+    """A caller's value, cut to a length that is safe to print and log."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
+
+
+def invalid(name: str, expected: str, got: str, advice: str, reason: str = "INVALID_FIELD") -> ItemError:
+    """A field that no server would take."""
+    return ItemError("INVALID_ARGUMENT", reason, name, expected, got, advice)
+
+
+def episode_unknown(name: str, episode_id: str) -> ItemError:
+    """No open episode of that id."""
+    return ItemError(
+        "NOT_FOUND", "EPISODE_UNKNOWN", name, "the id of an open episode", quote(episode_id),
+        "Reset opens an episode; a closed one is gone. Did the server restart?",
+    )  # fmt: skip
+
+
+def episode_ended(name: str, episode_id: str, end_reason: str, chunks: int) -> ItemError:
+    """A Step after the end. There is no automatic reset."""
+    return ItemError(
+        "FAILED_PRECONDITION", "EPISODE_ENDED", name, "an episode that runs",
+        f"{quote(episode_id)}, ended ({end_reason}) after {chunks} chunks",
+        "Close it and Reset a new episode_id; servers never reset by themselves.",
+    )  # fmt: skip
+
+
+def wrong_chunk_index(name: str, expected: int, got: int) -> ItemError:
+    """A chunk out of order."""
+    return ItemError(
+        "FAILED_PRECONDITION", "CHUNK_INDEX_OUT_OF_ORDER", name, f"chunk_index {expected}", str(got),
+        f"Send chunk {expected}; only the last committed chunk can be asked for again.",
+    )  # fmt: skip
+
+
+def chunk_conflict(name: str, chunk_index: int) -> ItemError:
+    """The committed index with other actions: two writers, or a lost count."""
+    return ItemError(
+        "ALREADY_EXISTS", "CHUNK_COMMITTED_WITH_OTHER_ACTIONS", name,
+        f"the actions that chunk {chunk_index} was committed with", "other actions",
+        f"A retry must repeat its actions bit by bit; to go on, send chunk {chunk_index + 1}.",
+    )  # fmt: skip
+
+
+def episode_conflict(name: str, episode_id: str, field: str, expected: object, got: object) -> ItemError:
+    """A Reset of an open episode's id with other content."""
+    return ItemError(
+        "ALREADY_EXISTS", "EPISODE_EXISTS_WITH_OTHER_CONTENT", f"{name}.{field}",
+        f"{quote(expected)}, as {quote(episode_id)} was opened with", quote(got),
+        "Use a new episode_id for a new episode, or Close this one first.",
+    )  # fmt: skip
+
+
+def interface_mismatch(differences: tuple[Difference, ...], expected: str, got: str) -> ItemError:
+    """The caller's interface is not the server's."""
+    fields = "; ".join(str(difference) for difference in differences[:4])
+    return ItemError(
+        "FAILED_PRECONDITION", "INTERFACE_MISMATCH", "interface_fingerprint", expected, got or "(none)",
+        f"{len(differences)} fields differ: {fields}" if differences
+        else "Send your interface too, and the reply names the fields that differ (`worldserve contract diff`).",
+        differences=differences,
+    )  # fmt: skip
+
+
+def provenance_mismatch(expected: str, got: str) -> ItemError:
+    """The caller pinned another server."""
+    return ItemError(
+        "FAILED_PRECONDITION", "PROVENANCE_MISMATCH", "pinned_provenance_fingerprint", expected, quote(got),
+        "This server's weights, sampler or libraries are not the pinned ones: `worldserve contract show` prints them.",
+    )  # fmt: skip
+
+
+def initial_state_unknown(name: str, initial_state_id: str, known: str) -> ItemError:
+    """No such member of a sealed set."""
+    return ItemError(
+        "NOT_FOUND", "INITIAL_STATE_UNKNOWN", name, known, quote(initial_state_id),
+        "Take an id from the sealed set that the server was started with.",
+    )  # fmt: skip
+
+
+def at_capacity(name: str, capacity: int) -> ItemError:
+    """No room for another episode."""
+    return ItemError(
+        "RESOURCE_EXHAUSTED", "CAPACITY", name, f"at most {capacity} open episodes", f"{capacity} are open",
+        "Close ended episodes, wait, or start the server with more workers.", RETRY_AFTER_S,
+    )  # fmt: skip
+
+
+def frames_too_large(name: str, limit_bytes: int, got_bytes: int) -> ItemError:
+    """More inline frames than a message may carry."""
+    return ItemError(
+        "INVALID_ARGUMENT", "INLINE_FRAMES_TOO_LARGE", name, f"at most {limit_bytes} bytes of inline frames a call",
+        f"{got_bytes} bytes", "Send fewer items a call, or ask for FRAME_DELIVERY_STREAM and use ReadFrames.",
+    )  # fmt: skip
+
+
+def frames_gone(name: str, kept: int, got: int) -> ItemError:
+    """Frames of a chunk that is not the last one."""
+    return ItemError(
+        "FAILED_PRECONDITION", "FRAMES_NOT_KEPT", name, f"chunk {kept}, the last committed one", str(got),
+        "Only the last reply's frames are kept; read them before the next Step.",
+    )  # fmt: skip
+
+
+def judge_away(name: str, detail: str) -> ItemError:
+    """The reward server did not answer; nothing is committed, and a retry runs no action twice."""
+    return ItemError(
+        "UNAVAILABLE", "REWARD_UNAVAILABLE", name, "a verdict of the reward server", detail,
+        "Send the same Step again: the chunk is kept and only its judgement is repeated.", RETRY_AFTER_S,
+    )  # fmt: skip
+
+
+def not_finite(name: str, what: str) -> ItemError:
+    """A model gave NaN or infinity; it never leaves the server as a frame or a reward."""
+    return ItemError(
+        "DATA_LOSS", "NON_FINITE_OUTPUT", name, f"finite {what}", "NaN or infinity",
+        "Close the episode; if it recurs the weights are broken.",
+    )  # fmt: skip
+
+
+def internal(name: str, reference: str) -> ItemError:
+    """Something that should not happen; its text stays in the server's log under `reference`."""
+    return ItemError(
+        "INTERNAL", "INTERNAL", name, "an outcome", f"a failure inside the server, logged as {reference}",
+        "Look for the reference in the server's log.",
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""`RewardService` over a `Scorer`. No episode state: the caller carries the peak."""
+
+from __future__ import annotations
+
+import threading
+
+import grpc
+import numpy as np
+
+from worldserve.contract import fingerprint
+from worldserve.messages import ItemError, ScoreItem, ScoreReply, Verdict
+from worldserve.serving import errors
+from worldserve.serving.backend import Scorer
+from worldserve.serving.metrics import ServerMetrics
+from worldserve.wire import codec
+from worldserve.wire.arrays import ArrayError
+from worldserve.wire.contracts import contract_to_proto
+from worldserve.wire.generated import reward_pb2, reward_pb2_grpc
+
+
+class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
+    """One servicer for every scorer. Calls are scored one after another: the model uses all threads it was given."""
+
+    def __init__(self, scorer: Scorer, metrics: ServerMetrics) -> None:
+        self._scorer, self._metrics = scorer, metrics
+        self._fingerprint = fingerprint(scorer.contract.interface)
+        self._lock = threading.Lock()
+
+    def GetContract(  # noqa: N802 -- protobuf's spelling
+        self, request: reward_pb2.RewardServiceGetContractRequest, context: grpc.ServicerContext
+    ) -> reward_pb2.RewardServiceGetContractResponse:
+        """The contract."""
+        return reward_pb2.RewardServiceGetContractResponse(contract=contract_to_proto(self._scorer.contract))
+
+    def Score(  # noqa: N802
+        self, request: reward_pb2.ScoreRequest, context: grpc.ServicerContext
+    ) -> reward_pb2.ScoreResponse:
+        """Scores the frames of each item that lie in the contract's range."""
+        response = reward_pb2.ScoreResponse()
+        for position, message in enumerate(request.items):
+            outcome: ScoreReply | ItemError
+            if request.interface_fingerprint != self._fingerprint:
+                got = errors.quote(request.interface_fingerprint)
+                outcome = errors.interface_mismatch((), self._fingerprint, got)
+            else:
+                outcome = self._score(f"items[{position}]", message)
+            if isinstance(outcome, ItemError):
+                self._metrics.item_errors.labels(outcome.reason).inc()
+                response.results.add(error=codec.error_to_proto(outcome))
+            else:
+                response.results.add(reply=codec.score_reply_to_proto(outcome))
+        return response
+
+    def _score(self, name: str, message: reward_pb2.ScoreItem) -> ScoreReply | ItemError:
+        observation = self._scorer.contract.interface.observation
+        try:
+            item = codec.score_item_from_proto(message)
+        except ArrayError as error:
+            return errors.invalid(f"{name}.frames", error.expected, error.got, "Send uint8 RGB frames.", "WRONG_SHAPE")
+        size = (observation.height, observation.width, 3)
+        if item.frames.shape[1:] != size:
+            return errors.invalid(
+                f"{name}.frames", f"(frames, {', '.join(map(str, size))})", str(item.frames.shape),
+                "Send frames as the contract's observation says.", "WRONG_SHAPE",
+            )  # fmt: skip
+        if not 0.0 <= item.carried_peak <= 1.0:  # also false for NaN
+            return errors.invalid(
+                f"{name}.carried_peak", "a number in [0, 1]", repr(item.carried_peak),
+                "Carry the peak of the last reply; 0 at the start.", "CARRIED_PEAK",
+            )  # fmt: skip
+        return self._judge(name, item)
+
+    def _judge(self, name: str, item: ScoreItem) -> ScoreReply | ItemError:
+        rule = self._scorer.contract.interface.reward
+        rows = np.flatnonzero((item.frame_indices >= rule.first_frame) & (item.frame_indices <= rule.last_frame))
+        with self._lock:
+            probabilities = self._scorer.probabilities(item.frames[rows]) if len(rows) else np.zeros(0, np.float32)
+        if not np.isfinite(probabilities).all():
+            self._metrics.non_finite.inc(int((~np.isfinite(probabilities)).sum()))
+            return errors.not_finite(f"{name}.frames", "probabilities")
+        self._metrics.frames.inc(len(rows))
+        peak, at = item.carried_peak, item.carried_peak_frame_index
+        if len(rows) and float(probabilities.max()) > peak:
+            best = int(probabilities.argmax())
+            peak, at = float(probabilities[best]), int(item.frame_indices[rows[best]])
+        verdict = Verdict(peak >= self._scorer.threshold, peak, at, self._scorer.threshold)
+        return ScoreReply(item.episode_id, probabilities, item.frame_indices[rows], verdict)

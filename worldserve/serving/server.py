@@ -1,0 +1,127 @@
+"""How a server is run: bind, health, reflection, metrics, the ready line, and draining on SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import FrameType
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from worldserve.contract import Contract, fingerprint
+from worldserve.serving.metrics import MetricsInterceptor, ServerMetrics
+from worldserve.wire.generated import environment_pb2, reward_pb2
+from worldserve.wire.options import server_options
+
+_log = logging.getLogger("worldserve.server")
+# Streams (Replay, ReadFrames) hold a thread each; health must still be answered, so most threads are never theirs.
+THREADS = 64
+MAX_CONCURRENT_CALLS = 48
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where and how a server listens."""
+
+    bind: str = "127.0.0.1:0"
+    """HOST:PORT; port 0 takes a free one, which the ready line names."""
+    metrics_bind: str = "127.0.0.1:0"
+    """HOST:PORT of /metrics."""
+    drain_s: float = 30.0
+    """After SIGTERM new calls are refused; running ones have this long to end."""
+
+    def __post_init__(self) -> None:
+        for name in ("bind", "metrics_bind"):
+            host, _, port = getattr(self, name).rpartition(":")
+            if not host or not port.isdigit() or int(port) > 65535:
+                raise ValueError(f"{name}: expected HOST:PORT; got {getattr(self, name)!r}")
+        if not self.drain_s >= 0:
+            raise ValueError(f"drain_s: expected 0 or more seconds; got {self.drain_s!r}")
+
+
+class RunningServer:
+    """A started server: `address` and `metrics_address` to reach it, `stop` to drain it."""
+
+    def __init__(
+        self,
+        register: Callable[[grpc.Server], None],
+        services: Sequence[str],
+        contract: Contract,
+        metrics: ServerMetrics,
+        settings: ServerSettings,
+    ) -> None:
+        self.contract, self._settings = contract, settings
+        self._server = grpc.server(
+            ThreadPoolExecutor(THREADS, thread_name_prefix="rpc"),
+            interceptors=[MetricsInterceptor(metrics)],
+            options=server_options(),
+        )
+        register(self._server)
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection([*services, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        host = settings.bind.rpartition(":")[0]
+        try:
+            port = self._server.add_insecure_port(settings.bind)
+        except RuntimeError as error:
+            raise OSError(f"bind: expected a free address; got {settings.bind} ({error}); is a server running there?") from None
+        self.address = f"{host}:{port}"
+        metrics_host, _, metrics_port = settings.metrics_bind.rpartition(":")
+        self._metrics_server, bound = metrics.serve(metrics_host, int(metrics_port))
+        self.metrics_address = f"{metrics_host}:{bound}"
+        self._server.start()
+        for service in ("", *services):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def ready_line(self) -> str:
+        """One line of JSON that a launcher waits for."""
+        provenance = self.contract.provenance
+        return json.dumps(
+            {
+                "ready": self.address,
+                "metrics": self.metrics_address,
+                "kind": provenance.kind,
+                "backend": provenance.backend,
+                "interface_fingerprint": fingerprint(self.contract.interface),
+                "provenance_fingerprint": fingerprint(provenance),
+            }
+        )
+
+    def stop(self, drain_s: float | None = None) -> None:
+        """Turns health to NOT_SERVING, refuses new calls, waits for running ones, and stops."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(self._settings.drain_s if drain_s is None else drain_s).wait()
+        self._metrics_server.shutdown()
+        self._metrics_server.server_close()
+
+
+ENVIRONMENT_SERVICE = environment_pb2.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
+REWARD_SERVICE = reward_pb2.DESCRIPTOR.services_by_name["RewardService"].full_name
+
+
+def serve(server: RunningServer, shutdown: Callable[[], None] = lambda: None) -> int:
+    """Prints the ready line, waits for SIGTERM or SIGINT, drains and returns the exit status."""
+    stopping = threading.Event()
+
+    def ask(number: int, _: FrameType | None) -> None:
+        _log.info("%s: draining", signal.Signals(number).name)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ask)
+    print(server.ready_line(), flush=True)
+    # Waiting with a timeout lets the main thread see signals at once on every platform.
+    while not stopping.wait(0.5):
+        pass
+    server.stop()
+    shutdown()
+    print("worldserve: stopped", file=sys.stderr, flush=True)
+    return 0

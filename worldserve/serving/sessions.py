@@ -1,0 +1,93 @@
+"""Open episodes of a server: what each was opened with, how far it is, and its last reply."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldserve.messages import BackendChunk, ResetItem, ResetReply, StepReply, Verdict
+
+
+@dataclass
+class PendingChunk:
+    """A chunk that the backend ran and nobody could judge yet. It is judged, not run, when its Step comes again."""
+
+    chunk_index: int
+    actions: bytes
+    executed: NDArray[np.float32]
+    clipped_count: int
+    frame_indices: tuple[int, ...]
+    chunk: BackendChunk
+
+
+@dataclass
+class Episode:
+    """One open episode. `lock` is held from validation to commit, so a duplicate waits for the first and gets its reply."""
+
+    request: ResetItem
+    reply: ResetReply
+    target: NDArray[np.float32]
+    next_chunk_index: int = 0
+    elapsed_steps: int = 0
+    ended: str = ""
+    verdict: Verdict | None = None
+    committed_actions: bytes = b""
+    committed: StepReply | None = None
+    kept_frames: NDArray[np.uint8] | None = None
+    kept_frame_indices: tuple[int, ...] = ()
+    pending: PendingChunk | None = None
+    closed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class EpisodeTable:
+    """Episodes by id, at most `capacity`; ids being opened count, so that two Resets cannot overfill it."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._lock = threading.Condition()
+        self._episodes: dict[str, Episode] = {}
+        self._opening: set[str] = set()
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._episodes)
+
+    def get(self, episode_id: str) -> Episode | None:
+        """The open episode of that id."""
+        with self._lock:
+            return self._episodes.get(episode_id)
+
+    def begin_open(self, episode_id: str, timeout_s: float) -> Episode | bool:
+        """The open episode of that id; else True with a place reserved, or False where there is no room.
+
+        While another call is opening the same id this waits for it: a retry must not open a second episode.
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: episode_id not in self._opening, timeout_s)
+            if episode_id in self._episodes:
+                return self._episodes[episode_id]
+            if episode_id in self._opening or len(self._episodes) + len(self._opening) >= self.capacity:
+                return False
+            self._opening.add(episode_id)
+            return True
+
+    def finish_open(self, episode_id: str, episode: Episode | None) -> None:
+        """Puts the opened episode into the reserved place, or gives the place up."""
+        with self._lock:
+            self._opening.discard(episode_id)
+            if episode is not None:
+                self._episodes[episode_id] = episode
+            self._lock.notify_all()
+
+    def remove(self, episode_ids: Iterable[str]) -> list[str]:
+        """Takes episodes out; returns the ids that were there."""
+        with self._lock:
+            removed = [name for name in dict.fromkeys(episode_ids) if name in self._episodes]
+            for name in removed:
+                self._episodes.pop(name).closed = True
+            return removed

@@ -1,0 +1,34 @@
+"""From a backend or a scorer to a running server."""
+
+from __future__ import annotations
+
+from worldserve.serving.backend import Backend, Judge, Scorer
+from worldserve.serving.engine import EnvironmentEngine
+from worldserve.serving.environment import EnvironmentServicer
+from worldserve.serving.metrics import ServerMetrics
+from worldserve.serving.reward import RewardServicer
+from worldserve.serving.server import ENVIRONMENT_SERVICE, REWARD_SERVICE, RunningServer, ServerSettings
+from worldserve.wire.generated.environment_pb2_grpc import add_EnvironmentServiceServicer_to_server
+from worldserve.wire.generated.reward_pb2_grpc import add_RewardServiceServicer_to_server
+
+
+def start_environment_server(backend: Backend, judge: Judge | None, settings: ServerSettings) -> RunningServer:
+    """Starts an `EnvironmentService` over a backend."""
+    provenance = backend.contract.provenance
+    metrics = ServerMetrics(provenance.kind, provenance.backend)
+    servicer = EnvironmentServicer(EnvironmentEngine(backend, judge, metrics))
+    return RunningServer(
+        lambda server: add_EnvironmentServiceServicer_to_server(servicer, server),
+        [ENVIRONMENT_SERVICE], backend.contract, metrics, settings,
+    )  # fmt: skip
+
+
+def start_reward_server(scorer: Scorer, settings: ServerSettings) -> RunningServer:
+    """Starts a `RewardService` over a scorer."""
+    provenance = scorer.contract.provenance
+    metrics = ServerMetrics(provenance.kind, provenance.backend)
+    servicer = RewardServicer(scorer, metrics)
+    return RunningServer(
+        lambda server: add_RewardServiceServicer_to_server(servicer, server),
+        [REWARD_SERVICE], scorer.contract, metrics, settings,
+    )  # fmt: skip
