@@ -1,0 +1,111 @@
+"""One simulator process: many scenes, driven through a pipe by the pool. SAPIEN holds the GIL while it steps."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class OpenScene:
+    """Make a fresh scene, run `actions` float32 (n, 14) without frames (a rebuilt episode's past), and draw it."""
+
+    episode_id: str
+    scene: Mapping[str, float]
+    actions: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RunChunk:
+    """Run `actions` float32 (n, 14) and draw the frames after the `offsets`-th of them."""
+
+    episode_id: str
+    actions: NDArray[np.float32]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CloseScenes:
+    """Free scenes; unknown ids are ignored."""
+
+    episode_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Done:
+    """`frames` uint8 (n, height, width, 3), `proprioception` float32 (14,), latched `success`."""
+
+    frames: NDArray[np.uint8]
+    proprioception: NDArray[np.float32]
+    success: bool
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A command that raised; `text` is for the log."""
+
+    text: str
+
+
+Command = OpenScene | RunChunk | CloseScenes
+
+
+def work(connection: Connection, camera: str) -> None:
+    """Runs commands until the pipe closes. The parent's death ends the process too."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides when to stop
+    from services.sim_server.tabletop import CameraSettings, TabletopScene
+
+    settings = CameraSettings.named(camera)
+    scenes: dict[str, TabletopScene] = {}
+    while True:
+        try:
+            commands: list[Command] = connection.recv()
+        except (EOFError, OSError):
+            break
+        replies: list[Done | Failed] = []
+        for command in commands:
+            try:
+                replies.append(_run(command, scenes, settings))
+            except Exception:  # one scene's fault must not take the others along
+                replies.append(Failed(traceback.format_exc()))
+        connection.send(replies)
+    for scene in scenes.values():
+        scene.close()
+
+
+def _run(command: Command, scenes: dict, camera: object) -> Done | Failed:
+    from services.sim_server.tabletop import SceneParameters, TabletopScene
+
+    if isinstance(command, OpenScene):
+        if command.episode_id in scenes:
+            scenes.pop(command.episode_id).close()
+        scene = TabletopScene(SceneParameters.from_dict(command.scene), camera)  # type: ignore[arg-type]
+        scenes[command.episode_id] = scene
+        success = False
+        if len(command.actions):
+            success = scene.run_actions(command.actions).success_latched
+        return Done(scene.observe()[None], scene.proprioception(), success)
+    if isinstance(command, RunChunk):
+        scene = scenes[command.episode_id]
+        outcome = scene.run_actions(command.actions, command.offsets)
+        return Done(outcome.frames, scene.proprioception(), outcome.success_latched)
+    for episode_id in command.episode_ids:
+        if episode_id in scenes:
+            scenes.pop(episode_id).close()
+    return Done(np.zeros((0, 0, 0, 3), np.uint8), np.zeros(0, np.float32), False)
+
+
+def _die_with_parent() -> None:
+    """Linux: SIGKILL when the parent goes, however it goes (prctl PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(0)
