@@ -216,7 +216,7 @@ class SFTTrainer:
             batch.observation, batch.actions, noise, batch.action_is_pad, config.draws
         )
         if not bool(torch.isfinite(loss)):
-            raise FloatingPointError(f"sft: the loss is {float(loss)} at step {progress.step}; lower --learning-rate")
+            raise FloatingPointError(f"sft: the loss is {float(loss.detach())} at step {progress.step}; lower --learning-rate")
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0).detach()
@@ -374,7 +374,8 @@ def run(config: SFTConfig) -> int:
             trainer.record.close()
     console.print(
         f"{config.out / 'policy'}: ended at {ended}, step {trainer.progress.step}; validation loss "
-        f"{trainer.progress.best_loss:.4f} at step {trainer.progress.best_step}; {trainer.progress.cpu_seconds:.0f} CPU-s"
+        f"{trainer.progress.best_loss:.4f} at step {trainer.progress.best_step}; "
+        f"{trainer.progress.cpu_seconds:.0f} CPU-s"
     )
     return 0
 

@@ -3,6 +3,7 @@
 from services.trainer.policies.checkpoint import load_policy, save_policy
 from services.trainer.policies.config import SIZES, FlowPolicyConfig, flow_mini
 from services.trainer.policies.flow_policy import FlowPolicy
+from services.trainer.policies.network import Prefix
 from services.trainer.policies.observation import PolicyEvaluation, PolicyObservation, PolicySample
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "PolicyEvaluation",
     "PolicyObservation",
     "PolicySample",
+    "Prefix",
     "flow_mini",
     "load_policy",
     "save_policy",

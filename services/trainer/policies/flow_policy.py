@@ -203,8 +203,13 @@ class FlowPolicy(nn.Module):
             )
         return PolicySample(actions, chain, index, density, self._value(prefix))
 
-    def evaluate_sample(self, observation: PolicyObservation, sample: PolicySample) -> PolicyEvaluation:
-        """Density of `sample`'s stochastic step, and the value, under the present weights and with gradient."""
+    def evaluate_sample(
+        self, observation: PolicyObservation, sample: PolicySample, prefix: Prefix | None = None
+    ) -> PolicyEvaluation:
+        """Density of `sample`'s stochastic step, and the value, under the present weights and with gradient.
+
+        `prefix` is `encode(observation)` where the caller has kept it, as it may while the prefix is frozen.
+        """
         if bool((sample.denoise_index < 0).any()):
             raise ValueError(
                 "sample.denoise_index: expected a stochastic step in every sample; got -1, as mode 'mean' gives. "
@@ -213,14 +218,14 @@ class FlowPolicy(nn.Module):
         config = self.config
         step = 1.0 / config.denoise_steps
         time = self._times()[sample.denoise_index]
-        prefix = self.encode(observation)
+        prefix = self.encode(observation) if prefix is None else prefix
         before, after = sample.chain[:, 0], sample.chain[:, 1]
         mean, std = step_moments(before, self.velocity(before, time, prefix), time, step, config.noise_level)
         return PolicyEvaluation(log_probabilities(after, mean, std, config.noise_correlation), self._value(prefix))
 
-    def value(self, observation: PolicyObservation) -> Tensor:
-        """The critic alone: (B,)."""
-        return self._value(self.encode(observation))
+    def value(self, observation: PolicyObservation, prefix: Prefix | None = None) -> Tensor:
+        """The critic alone: (B,). `prefix` as in `evaluate_sample`."""
+        return self._value(self.encode(observation) if prefix is None else prefix)
 
     def flow_matching_loss(
         self,

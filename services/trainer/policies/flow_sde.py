@@ -52,14 +52,16 @@ def log_probabilities(x: Tensor, mean: Tensor, std: Tensor, correlation: float) 
     With correlated noise, action k's term is its density given the earlier actions of the chunk; in both cases the sum
     over actions is the density of the chunk.
     """
-    normalised = (x - mean) / std[:, None, None]
-    log_scale = torch.log(std)[:, None].expand(x.shape[0], x.shape[1])
+    # Double precision inside: a chunk's density is a sum of 700 terms whose differences become a ratio.
+    normalised = (x - mean).double() / std.double()[:, None, None]
+    log_scale = torch.log(std.double())[:, None].expand(x.shape[0], x.shape[1])
     if correlation > 0.0:
         innovation = math.sqrt(1.0 - correlation**2)
         later = (normalised[:, 1:] - correlation * normalised[:, :-1]) / innovation
         normalised = torch.cat([normalised[:, :1], later], dim=1)
-        extra = torch.full((x.shape[1],), math.log(innovation), dtype=x.dtype, device=x.device)
+        extra = torch.full((x.shape[1],), math.log(innovation), dtype=torch.float64, device=x.device)
         extra[0] = 0.0
         log_scale = log_scale + extra
     dimensions = x.shape[2]
-    return -0.5 * (normalised**2).sum(-1) - dimensions * (log_scale + 0.5 * math.log(2.0 * math.pi))
+    density = -0.5 * (normalised**2).sum(-1) - dimensions * (log_scale + 0.5 * math.log(2.0 * math.pi))
+    return density.to(x.dtype)

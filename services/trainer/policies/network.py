@@ -8,6 +8,7 @@ published weights load by renaming prefixes. transformers is pinned to 5.24: its
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,26 @@ class Prefix:
     values: tuple[Tensor, ...]
     valid: Tensor
     hidden: Tensor
+
+    def select(self, indices: Tensor) -> Prefix:
+        """The samples at `indices` (int64), in that order."""
+        return Prefix(
+            tuple(item[indices] for item in self.keys),
+            tuple(item[indices] for item in self.values),
+            self.valid[indices],
+            self.hidden[indices],
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence[Prefix]) -> Prefix:
+        """Batches one after the other."""
+        layers = range(len(parts[0].keys))
+        return Prefix(
+            tuple(torch.cat([part.keys[layer] for part in parts]) for layer in layers),
+            tuple(torch.cat([part.values[layer] for part in parts]) for layer in layers),
+            torch.cat([part.valid for part in parts]),
+            torch.cat([part.hidden for part in parts]),
+        )
 
     def repeat(self, times: int) -> Prefix:
         """Every sample `times` times, consecutively."""
