@@ -216,16 +216,19 @@ class SFTTrainer:
             batch.observation, batch.actions, noise, batch.action_is_pad, config.draws
         )
         if not bool(torch.isfinite(loss)):
-            raise FloatingPointError(f"sft: the loss is {float(loss.detach())} at step {progress.step}; lower --learning-rate")
+            raise FloatingPointError(
+                f"sft: the loss is {float(loss.detach())} at step {progress.step}; lower --learning-rate"
+            )
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0).detach()
         self.optimizer.step()
         progress.step += 1
         # The average of few weights forgets fast, or the random initial ones would stay in it.
         decay = min(config.ema_decay, (1 + progress.step) / (10 + progress.step))
         with torch.no_grad():
-            averages, values = list(self.average.parameters()), list(self.policy.parameters())
+            averages: list[Tensor] = list(self.average.parameters())
+            values: list[Tensor] = list(self.policy.parameters())
             torch._foreach_lerp_(averages, values, 1.0 - decay)
         return float(loss.detach()), float(norm)
 

@@ -60,7 +60,7 @@ class FlowPolicy(nn.Module):
             )
         initialise(self, torch.Generator().manual_seed(seed))
         with torch.no_grad():
-            self.value_head[-1].weight.zero_()  # type: ignore[union-attr, operator]
+            self.value_head[-1].weight.zero_()  # type: ignore[operator]
         dimensions = config.action_dimensions
         for name in ("state", "action"):
             self.register_buffer(f"{name}_mean", torch.zeros(dimensions))
