@@ -28,11 +28,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.trainer.policies import FlowPolicy, load_policy, save_policy
+from services.trainer.policies import FlowPolicy, Prefix, load_policy, save_policy
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.recipes import parse_command
 from services.trainer.rollout import Client, Rollout, collect_rollout, make_observation, unique_run_name
 from services.trainer.run_record import RunRecord
+from services.trainer.self_imitation import Decisions, imitate
 from services.trainer.statistics import explained_variance
 
 SUMMARY = "Improve a policy by PPO in a simulator or a world model."
@@ -184,19 +185,24 @@ class Learner:
     def __init__(self, policy: FlowPolicy, config: PPOConfig) -> None:
         self.policy, self.config = policy, config
         self.learning_rate = config.learning_rate
+        self._before_step: list[Tensor] | None = None
         frozen = policy.prefix_parameters() if config.trainable == "expert" else []
         for parameter in frozen:
             parameter.requires_grad_(False)
+        self._prefix: Prefix | None = None
         self.value_parameters = policy.value_parameters()
         own = {id(parameter) for parameter in self.value_parameters}
         self.policy_parameters = [p for p in policy.parameters() if p.requires_grad and id(p) not in own]
         self.policy_optimizer = _optimizer(self.policy_parameters, config.learning_rate, config)
         self.value_optimizer = torch.optim.Adam(self.value_parameters, config.value_learning_rate)
+        self.imitation_optimizer = torch.optim.Adam(self.policy_parameters, config.self_imitation_learning_rate)
+        self.decisions = Decisions(config.self_imitation_capacity)
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Both, by name, for checkpoints."""
-        return {"policy": self.policy_optimizer, "value": self.value_optimizer}
+        """All, by name, for checkpoints."""
+        found = {"policy": self.policy_optimizer, "value": self.value_optimizer}
+        return found | ({"imitation": self.imitation_optimizer} if self.config.self_imitation_steps else {})
 
     def update(
         self, rollout: Rollout, targets: Targets, iteration: int, generator: np.random.Generator
@@ -206,25 +212,46 @@ class Learner:
         train_policy = iteration >= config.critic_warmup_iterations
         value_epochs = config.value_epochs or config.update_epochs
         self.policy_optimizer.param_groups[0]["lr"] = self.learning_rate
+        self._before_step = None
+        self._prefix = self._encode(rollout) if config.trainable == "expert" else None
         log: dict[str, list[float]] = {}
-        stopped = ""
+        stopped, undone = "", 0
         for epoch in range(max(config.update_epochs if train_policy else 0, value_epochs)):
-            order = generator.permutation(rollout.rewards.size)
-            for rows in _slices(order, config.minibatch_size):
+            for rows in _slices(generator.permutation(rollout.rewards.size), config.minibatch_size):
                 with_policy = train_policy and not stopped and epoch < config.update_epochs
                 reason = self._minibatch(rollout, targets, rows, with_policy, epoch < value_epochs, log)
-                stopped = stopped or reason
+                if reason and config.adaptive_learning_rate and self._undo():
+                    undone += 1
+                else:
+                    stopped = stopped or reason
             if stopped and epoch + 1 >= value_epochs:
                 break
+        if train_policy and config.adaptive_learning_rate:
+            undone += self._check_last_step(rollout, targets, generator)
         metrics: dict[str, Any] = {name: float(np.mean(values)) for name, values in log.items()}
         if train_policy:
             metrics["actor/ratio_max"] = max(log["actor/ratio_max"])
             metrics["actor/final_approx_kl"] = float(np.mean(log["actor/approx_kl"][-3:]))
             metrics["actor/optimizer_steps"] = len(log.get("actor/grad_norm", []))
             metrics["actor/stop_reason"] = stopped
-            self._adapt(metrics["actor/final_approx_kl"])
+            metrics["actor/undone_steps"] = undone
+            if config.adaptive_learning_rate and not undone:
+                self.learning_rate = min(self.learning_rate * 1.5, 100.0 * config.learning_rate)
         metrics["actor/learning_rate"] = self.learning_rate if train_policy else 0.0
-        return metrics
+        return metrics | self._imitate(rollout, targets, train_policy, generator)
+
+    def _imitate(
+        self, rollout: Rollout, targets: Targets, train_policy: bool, generator: np.random.Generator
+    ) -> dict[str, Any]:
+        config = self.config
+        if not config.self_imitation_steps:
+            return {}
+        self.decisions.add(rollout, targets.returns, targets.old_values)
+        steps = config.self_imitation_steps if train_policy else 0
+        return imitate(
+            self.policy, self.imitation_optimizer, self.decisions, steps, config.self_imitation_batch_size,
+            config.max_grad_norm, generator,
+        )  # fmt: skip
 
     def _minibatch(
         self,
@@ -242,10 +269,11 @@ class Learner:
         for part in _slices(rows, config.microbatch_size):
             index, share = torch.from_numpy(part), len(part) / len(rows)
             observation = rollout.observation(part)
+            prefix = self._prefix.select(index) if self._prefix is not None else None
             loss = torch.zeros(())
             measured: dict[str, float] = {}
             if with_policy:
-                evaluation = self.policy.evaluate_sample(observation, rollout.sample(part))
+                evaluation = self.policy.evaluate_sample(observation, rollout.sample(part), prefix)
                 values = evaluation.values
                 ratio = log_ratios(
                     evaluation.log_probabilities, targets.old_log_probabilities[index], config.ratio_level
@@ -253,38 +281,64 @@ class Learner:
                 loss = policy_loss(ratio, targets.advantages[index], config.clip_low, config.clip_high)
                 measured |= _ratio_metrics(ratio.detach(), loss.detach(), config)
             else:
-                values = self.policy.value(observation)
+                values = self.policy.value(observation, prefix)
             if with_value:
                 old, returns = targets.old_values[index], targets.returns[index]
                 critic = value_loss(values, old, returns, config.value_clip, config.huber_delta)
                 loss = loss + critic
                 measured |= _value_metrics(values.detach(), old, critic.detach(), config)
-            if not bool(torch.isfinite(loss)):
+            if not bool(torch.isfinite(loss)) and self._before_step is None:
                 raise FloatingPointError(
-                    f"loss: expected a finite number; got {float(loss.detach())}. Lower the learning rate or raise noise_level; "
-                    "the last checkpoint is whole."
+                    f"loss: expected a finite number; got {float(loss.detach())}. Lower the learning rate or raise "
+                    "noise_level; the last checkpoint is whole."
                 )
             (loss * share).backward()
             seen.append((share, measured))
         merged = _merge(seen)
-        for name, value in merged.items():
-            log.setdefault(name, []).append(value)
         reason = _stop_reason(merged, config) if with_policy else ""
+        for name, value in merged.items():
+            if not (reason and self._before_step is not None and name.startswith("actor/")):  # will be taken back
+                log.setdefault(name, []).append(value)
         if with_policy and not reason:  # the policy keeps what it has once it should stop
             log.setdefault("actor/grad_norm", []).append(_clip(self.policy_parameters, config.max_grad_norm))
+            if config.adaptive_learning_rate:
+                self._before_step = [parameter.detach().clone() for parameter in self.policy_parameters]
             self.policy_optimizer.step()
         if with_value:
             log.setdefault("critic/grad_norm", []).append(_clip(self.value_parameters, config.max_grad_norm))
             self.value_optimizer.step()
         return reason
 
-    def _adapt(self, approx_kl: float) -> None:
-        config = self.config
-        if config.adaptive_learning_rate and config.target_kl is not None:
-            if approx_kl > 2.0 * config.target_kl:
-                self.learning_rate = max(self.learning_rate / 2.0, config.learning_rate / 10.0)
-            elif approx_kl < 0.5 * config.target_kl:
-                self.learning_rate = min(self.learning_rate * 1.5, config.learning_rate * 10.0)
+    def _encode(self, rollout: Rollout) -> Prefix:
+        """The frozen prefix of every decision, computed once an iteration."""
+        with torch.no_grad():
+            parts = _slices(np.arange(rollout.rewards.size), self.config.microbatch_size)
+            return Prefix.concatenate([self.policy.encode(rollout.observation(rows)) for rows in parts])
+
+    def _undo(self) -> bool:
+        """Take the last policy step back and halve the learning rate; False when there is none to take back."""
+        if self._before_step is None:
+            return False
+        with torch.no_grad():
+            for parameter, value in zip(self.policy_parameters, self._before_step, strict=True):
+                parameter.copy_(value)
+        self._before_step = None
+        self.learning_rate /= 2.0
+        self.policy_optimizer = _optimizer(self.policy_parameters, self.learning_rate, self.config)
+        return True
+
+    def _check_last_step(self, rollout: Rollout, targets: Targets, generator: np.random.Generator) -> int:
+        """No minibatch follows the last step to measure it: do so here, and take it back if it went too far."""
+        config, log_ratio = self.config, []
+        rows = generator.permutation(rollout.rewards.size)[: config.minibatch_size]
+        with torch.no_grad():
+            for part in _slices(rows, config.microbatch_size):
+                prefix = self._prefix.select(torch.from_numpy(part)) if self._prefix is not None else None
+                evaluation = self.policy.evaluate_sample(rollout.observation(part), rollout.sample(part), prefix)
+                new = evaluation.log_probabilities
+                log_ratio.append(log_ratios(new, targets.old_log_probabilities[part], config.ratio_level))
+        measured = _ratio_metrics(torch.cat(log_ratio), torch.zeros(()), config)
+        return int(bool(_stop_reason(measured, config)) and self._undo())
 
 
 def _optimizer(parameters: list[torch.nn.Parameter], learning_rate: float, config: PPOConfig) -> torch.optim.Optimizer:
@@ -325,7 +379,7 @@ def _merge(seen: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
 
 
 def _stop_reason(metrics: dict[str, float], config: PPOConfig) -> str:
-    if metrics["actor/ratio_max"] > config.max_ratio:
+    if not metrics["actor/ratio_max"] <= config.max_ratio:
         return "max_ratio"
     if config.target_kl is not None and metrics["actor/approx_kl"] > 1.5 * config.target_kl:
         return "target_kl"
@@ -400,6 +454,8 @@ def train(
         if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.iterations:
             about = {**(card or {}), "iteration": iteration + 1, "seed": config.seed, "metrics": _numbers(metrics)}
             state = {"learning_rate": learner.learning_rate}
+            if config.self_imitation_steps:
+                learner.decisions.save(record.directory / "self_imitation.npz")
             record.checkpoint(iteration + 1, partial(save_policy, policy, card=about), learner.optimizers, state)
         on_progress(_summary(iteration, metrics), 1, config.iterations)
     return policy
@@ -412,6 +468,8 @@ def _resume(record: RunRecord, learner: Learner) -> int:
     learner.policy.load_state_dict(load_policy(checkpoint / "policy").state_dict())
     state = record.restore(checkpoint, learner.optimizers)
     learner.learning_rate = float(state["learning_rate"])
+    if (record.directory / "self_imitation.npz").exists():
+        learner.decisions.load(record.directory / "self_imitation.npz")
     return int(state["iteration"])
 
 
@@ -494,8 +552,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(config: PPOConfig) -> int:
     """Connect, train, report; returns the exit status. Ctrl-C and SIGTERM leave whole checkpoints, no open episodes."""
     from rich.console import Console
-    from worldserve.client import EnvironmentClient
 
+    from worldserve.client import EnvironmentClient
     from worldserve.contract import fingerprint
     from worldserve.episodes import InitialStateSet, refuse_for_training
 

@@ -86,8 +86,8 @@ class PPOConfig:
     learning_rate: float = 5e-6
     """Of the policy."""
     adaptive_learning_rate: bool = False
-    """Halve the learning rate after an update that ended above 2 target_kl, raise it by 1.5 below half of it (limits: a
-    tenth and 10 times `learning_rate`)."""
+    """A policy step that takes approx_kl above 1.5 target_kl (or the ratio above max_ratio) is taken back and the
+    learning rate halved; an update without one raises it by half, up to 100 times `learning_rate`."""
     trainable: Literal["all", "expert"] = "expert"
     """"expert": the prefix (vision and language) stays as it is, which makes an update cheaper too."""
     max_grad_norm: float = 1.0
@@ -119,6 +119,17 @@ class PPOConfig:
     """Value errors above this count linearly."""
     value_epochs: int | None = None
     """Passes of the critic (none: update_epochs). More than the policy's are run after it, on the critic alone."""
+
+    # Self-imitation (off by default): see self_imitation.py
+    self_imitation_steps: int = 0
+    """Optimiser steps an iteration, after PPO's, of the flow-matching loss on the policy's own decisions with return
+    above value (Oh et al. 2018)."""
+    self_imitation_learning_rate: float = 1e-4
+    """Of those steps (Adam)."""
+    self_imitation_batch_size: int = 32
+    """Decisions a step."""
+    self_imitation_capacity: int = 4096
+    """Decisions kept from earlier iterations, the newest."""
 
     checkpoint_every: int = 1
     """Iterations between checkpoints; the last is always written."""
