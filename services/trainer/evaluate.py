@@ -79,7 +79,7 @@ class EvaluateConfig:
 
 def evaluation_plans(state_ids: Sequence[str], seeds: Sequence[int], run_name: str) -> list[EpisodePlan]:
     """Seed by seed, every state: an interrupted evaluation has seen all states about equally often."""
-    plans = []
+    plans: list[EpisodePlan] = []
     for seed in seeds:
         for state in state_ids:
             digest = int.from_bytes(hashlib.sha256(state.encode()).digest()[:8], "big")
@@ -237,8 +237,8 @@ def run(config: EvaluateConfig) -> int:
     """Evaluate, compare, write `result.json` and print it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from worldserve.client import EnvironmentClient
 
+    from worldserve.client import EnvironmentClient
     from worldserve.contract import fingerprint
     from worldserve.episodes import InitialStateSet
 
@@ -253,9 +253,7 @@ def run(config: EvaluateConfig) -> int:
         interface = fingerprint(client.get_contract().interface)
 
         def evaluate(directory: Path, out: Path, name: str) -> list[dict[str, Any]]:
-            settings = policy_settings(directory, config, states.sha256) | {
-                "interface": fingerprint(contract.interface)
-            }
+            settings = policy_settings(directory, config, states.sha256) | {"interface": interface}
             task = bars.add_task(name, total=None)
 
             def progress(done: int, total: int) -> None:

@@ -568,8 +568,7 @@ def run(config: PPOConfig) -> int:
     try:
         with EnvironmentClient(config.target) as client, _Progress(console) as progress:
             contract = client.get_contract()
-            parts = {"interface": contract.interface, "provenance": contract.provenance}
-            card["contract"] = {name: fingerprint(part) for name, part in parts.items()}
+            card["interface"], card["provenance"] = fingerprint(contract.interface), fingerprint(contract.provenance)
             train(client, policy, states.ids, config, record, progress, card)
     except KeyboardInterrupt:
         console.print(f"interrupted; the newest checkpoint is whole: go on with --out {config.out} --resume")

@@ -1,9 +1,9 @@
 """Self-imitation: the flow-matching loss on the policy's own better-than-expected decisions.
 
 Self-imitation learning (Oh et al. 2018, arXiv 1806.05635) adds to an actor-critic the loss
--log pi(a|s) max(R - V(s), 0) on past decisions. For a flow policy the flow-matching loss takes the place of -log pi, and decisions are drawn with
-probability proportional to max(R - V, 0). PPO's density sees the noise of one denoise step; this also learns from the
-initial noise, which decides most of what a chunk looks like.
+-log pi(a|s) max(R - V(s), 0) on past decisions. For a flow policy the flow-matching loss takes the place of -log pi,
+and decisions are drawn with probability proportional to max(R - V, 0). PPO's density sees the noise of one denoise
+step; this also learns from the initial noise, which decides most of what a chunk looks like.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Decisions:
         advantage = (returns - values).clamp(min=0.0).numpy().astype(np.float32)
         rows = np.nonzero(advantage > 0.0)[0]
         horizon = rollout.rewards.shape[1]
-        new = {
+        new: dict[str, NDArray[Any]] = {
             "images": rollout.images.reshape(-1, *rollout.images.shape[2:])[rows],
             "states": rollout.states.reshape(-1, rollout.states.shape[2])[rows],
             "actions": rollout.samples["actions"].flatten(0, 1).numpy()[rows],
