@@ -1,0 +1,100 @@
+"""Training checkpoints: weights, averages and optimiser state as safetensors, progress as JSON, replaced atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON through a temporary file and a rename: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, default=str)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
+    """One line of JSON, flushed; non-finite numbers become null."""
+    clean = {name: None if isinstance(value, float) and value - value != 0.0 else value for name, value in row.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(clean, sort_keys=True) + "\n")
+
+
+def save_tensors(state: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """A safetensors file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    save_file({name: value.detach().contiguous().clone() for name, value in state.items()}, str(temporary), metadata)
+    os.replace(temporary, path)
+
+
+def save_training(
+    directory: Path,
+    models: Mapping[str, nn.Module],
+    optimizer: torch.optim.Optimizer,
+    progress: Mapping[str, Any],
+) -> None:
+    """Replaces the checkpoint in `directory`: one file a model, the optimiser's tensors, and `progress`."""
+    staging = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    for name, model in models.items():
+        save_tensors(model.state_dict(), staging / f"{name}.safetensors")
+    tensors = {
+        f"{number}/{key}": value
+        for number, entries in optimizer.state_dict()["state"].items()
+        for key, value in entries.items()
+        if isinstance(value, torch.Tensor)
+    }
+    save_tensors(tensors, staging / "optimizer.safetensors")
+    write_json(staging / "progress.json", dict(progress))
+    old = directory.with_name(f".{directory.name}.{os.getpid()}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if directory.exists():
+        os.replace(directory, old)
+    os.replace(staging, directory)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_training(
+    directory: Path, models: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer
+) -> dict[str, Any] | None:
+    """Inverse of `save_training`: loads in place and returns the progress; None where there is no checkpoint."""
+    if not (directory / "progress.json").exists():
+        return None
+    for name, model in models.items():
+        model.load_state_dict(load_file(str(directory / f"{name}.safetensors")))
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in load_file(str(directory / "optimizer.safetensors")).items():
+        number, _, name = key.partition("/")
+        state.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    progress: dict[str, Any] = json.loads((directory / "progress.json").read_text(encoding="utf-8"))
+    return progress
+
+
+class Average:
+    """Exponential moving average of a model's weights: `model` is the average."""
+
+    def __init__(self, source: nn.Module, copy: nn.Module, decay: float) -> None:
+        self.source, self.model, self.decay = source, copy, decay
+        self.model.load_state_dict(source.state_dict())
+        self.model.requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """After optimiser step number `step`; early averages forget fast, or the initial weights would stay in them."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        averages, values = list(self.model.parameters()), list(self.source.parameters())
+        torch._foreach_lerp_(averages, values, 1.0 - decay)

@@ -1,0 +1,60 @@
+"""Recorded episodes as world-model training reads them, and their split by initial state."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import overload
+
+from worldserve.episodes import Episode, EpisodeInfo, EpisodeReader, refuse_for_training
+
+
+class EpisodeSubset(Sequence[Episode]):
+    """Some episodes of a reader, by position; frames are decoded when asked for."""
+
+    def __init__(self, reader: EpisodeReader, positions: Sequence[int]) -> None:
+        self.reader, self.positions = reader, list(positions)
+
+    @property
+    def infos(self) -> list[EpisodeInfo]:
+        """`infos[i]` belongs to `self[i]`."""
+        return [self.reader.infos[position] for position in self.positions]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Episode]: ...
+
+    def __getitem__(self, index: int | slice) -> Episode | list[Episode]:
+        if isinstance(index, slice):
+            return [self.reader[position] for position in self.positions[index]]
+        return self.reader[self.positions[index]]
+
+
+def is_held_out(initial_state_id: str, fraction: float) -> bool:
+    """Whether episodes from this state validate: by the state's name, so every episode from it falls on one side."""
+    digest = hashlib.sha256(initial_state_id.encode()).digest()
+    return int.from_bytes(digest[:4], "big") < fraction * 2**32
+
+
+def load_episodes(directories: Sequence[Path], held_out_fraction: float) -> tuple[EpisodeSubset, EpisodeSubset]:
+    """Training and validation episodes of `directories`; refuses sealed test states.
+
+    Raises:
+        SealedStateError: when an episode starts from a test state.
+        ValueError: when no episode is left to train on.
+    """
+    reader = EpisodeReader([str(directory) for directory in directories])
+    refuse_for_training(info.initial_state_id for info in reader.infos)
+    usable = [position for position, info in enumerate(reader.infos) if info.frames_sha256 and info.length == 201]
+    held_out = [is_held_out(info.initial_state_id, held_out_fraction) for info in reader.infos]
+    training = [position for position in usable if not held_out[position]]
+    if not training:
+        shown = ", ".join(map(str, directories))
+        raise ValueError(f"data: expected episodes of 200 actions recorded with frames; got none in {shown}")
+    return EpisodeSubset(reader, training), EpisodeSubset(reader, [p for p in usable if held_out[p]])

@@ -1,0 +1,96 @@
+"""Few-step sampling with explicit noise levels; a sample's bytes depend on its own inputs, seed and chunk index alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.wm_server.transformer import BwmTransformer
+from services.wm_server.windows import CONDITION_LATENTS, LATENT_FRAMES
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """How a window's future is drawn."""
+
+    sigmas: tuple[float, ...] = (1.0,)
+    """Noise levels of the steps, falling from 1; the last step goes to 0. Explicit, so that no schedule is shifted twice."""
+    history_noise: float = 0.05
+    """Noise level of the history latents, in sampling as in training, and what the network is told of it."""
+    batch_bucket: int = 1
+    """Samples are drawn in batches of exactly this many, padded where fewer are left: bytes differ between batch sizes
+    (by 1e-6), never inside one. 1 is best on a CPU, where a batch is hardly faster a sample."""
+
+    def __post_init__(self) -> None:
+        falling = all(later < earlier for earlier, later in zip(self.sigmas, self.sigmas[1:]))
+        if not self.sigmas or self.sigmas[0] != 1.0 or not falling or self.sigmas[-1] <= 0.0:
+            raise ValueError(f"sigmas: expected levels falling from 1.0 and above 0; got {self.sigmas}")
+        if not 0.0 <= self.history_noise < 1.0:
+            raise ValueError(f"history_noise: expected [0, 1); got {self.history_noise!r}")
+        if self.batch_bucket < 1:
+            raise ValueError(f"batch_bucket: expected >= 1; got {self.batch_bucket!r}")
+
+
+def window_noise(seed: int, chunk_index: int, shape: tuple[int, ...]) -> Tensor:
+    """Standard normal float32 of `shape`, from (seed, chunk_index) alone."""
+    sequence = np.random.SeedSequence([seed % 2**64, chunk_index])
+    random = np.random.Generator(np.random.PCG64(sequence))
+    return torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
+
+
+def noised(clean: Tensor, noise: Tensor, sigma: Tensor | float) -> Tensor:
+    """Flow matching's straight path: (1 - sigma) clean + sigma noise."""
+    return (1.0 - sigma) * clean + sigma * noise
+
+
+@torch.inference_mode()
+def sample(
+    model: BwmTransformer,
+    config: SamplerConfig,
+    condition: Tensor,
+    conditioning: Tensor,
+    seeds: Sequence[int],
+    chunk_indices: Sequence[int],
+) -> Tensor:
+    """Draws future latents.
+
+    Args:
+        model: the transformer.
+        config: steps, history noise, bucket.
+        condition: float32 (n, channels, 3, height, width), clean anchor and history latents.
+        conditioning: float32 (n, 61, dimensions).
+        seeds, chunk_indices: n each; the noise is a function of these two numbers.
+
+    Returns:
+        float32 (n, channels, 13, height, width).
+    """
+    shape = (condition.shape[1], LATENT_FRAMES, *condition.shape[3:])
+    noise = torch.stack([window_noise(seed, chunk, shape) for seed, chunk in zip(seeds, chunk_indices)])
+    noise = noise.to(condition.device)
+    results = []
+    for start in range(0, len(condition), config.batch_bucket):
+        rows = torch.arange(start, start + config.batch_bucket, device=condition.device).clamp(max=len(condition) - 1)
+        drawn = _sample_bucket(model, config, condition[rows], conditioning[rows], noise[rows])
+        results.append(drawn[: len(condition) - start])
+    return torch.cat(results)
+
+
+def _sample_bucket(
+    model: BwmTransformer, config: SamplerConfig, condition: Tensor, conditioning: Tensor, noise: Tensor
+) -> Tensor:
+    sigmas = torch.zeros(len(condition), LATENT_FRAMES, device=condition.device)
+    sigmas[:, 1:CONDITION_LATENTS] = config.history_noise
+    shown = condition.clone()
+    shown[:, :, 1:] = noised(condition[:, :, 1:], noise[:, :, 1:CONDITION_LATENTS], config.history_noise)
+    future = noise[:, :, CONDITION_LATENTS:]
+    for sigma, following in zip(config.sigmas, (*config.sigmas[1:], 0.0)):
+        sigmas[:, CONDITION_LATENTS:] = sigma
+        clean = model.clean(torch.cat([shown, future], 2), sigmas, conditioning, condition[:, :, -1])
+        # Euler along the straight path through the predicted clean latents.
+        direction = (future - clean) / sigma
+        future = clean + following * direction if following else clean
+    return future

@@ -1,0 +1,239 @@
+"""The BWM diffusion transformer: diffusers' Wan transformer, its text path replaced by actions.
+
+As in the published BWM (boundless-large-model/boundless-world-model), the cross-attention context is one token a frame from
+an MLP of the actions, and an MLP of groups of four actions is added to the time embedding of every latent frame. At a
+tiny size that alone ignores the actions: rotary positions are only relative, and the actions reach every place of a frame
+alike. Three helpers, all as additional input channels of the unchanged `WanTransformer3DModel`, cure it; all are off in
+`published_bwm`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from services.wm_server.windows import CONDITION_LATENTS, GROUP_FRAMES, LATENT_FRAMES, WINDOW_FRAMES
+
+OBJECTIVES = ("velocity", "clean")
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Size and wiring of the transformer."""
+
+    latent_channels: int = 32
+    """Channels of the codec's latents."""
+    latent_height: int = 6
+    latent_width: int = 8
+    """Size of a latent frame."""
+    patch: int = 2
+    """Latent positions a token covers, in height and width."""
+    heads: int = 6
+    head_dimensions: int = 32
+    """Their product is the width of the transformer."""
+    layers: int = 5
+    ffn_dimensions: int = 576
+    """Width inside the feed-forward layers."""
+    conditioning_dimensions: int = 20
+    """Numbers an action has after forward kinematics (14 for Euler angles, 20 for rotation columns)."""
+    objective: str = "clean"
+    """What is learnt: "velocity" (noise minus clean latents, as published) or "clean" latents, as the difference to the
+    last history latent."""
+    position_channels: int = 8
+    """Helper 1: learned channels that say where and when a latent is. 0: rotary positions only."""
+    spatial_action_channels: int = 24
+    """Helper 2: channels of a map over the latent frame, made of each group of four actions. 0: none."""
+    reference_latents: bool = True
+    """Helper 3: the anchor's and the last history frame's latents as channels of every latent frame."""
+    cross_attention: bool = False
+    """Attend to one token an action. Without it the network is a quarter cheaper and loses nothing at a tiny size."""
+    exact_gelu: bool = True
+    """GELU by the error function; the published weights use the tanh form, which is slower on a CPU."""
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}; got {self.objective!r}")
+        if self.latent_height % self.patch or self.latent_width % self.patch:
+            raise ValueError(
+                f"patch: expected a divisor of the latent frame {self.latent_height} x {self.latent_width}; "
+                f"got {self.patch}"
+            )
+
+    @property
+    def dimensions(self) -> int:
+        """Width of the transformer."""
+        return self.heads * self.head_dimensions
+
+    @property
+    def tokens_per_frame(self) -> int:
+        """Tokens of a latent frame."""
+        return (self.latent_height // self.patch) * (self.latent_width // self.patch)
+
+    @classmethod
+    def published_bwm(cls, latent_height: int, latent_width: int) -> TransformerConfig:
+        """The wiring of the published BWM on Wan2.2-TI2V-5B, for latents of that size."""
+        return cls(
+            latent_channels=48,
+            latent_height=latent_height,
+            latent_width=latent_width,
+            heads=24,
+            head_dimensions=128,
+            layers=30,
+            ffn_dimensions=14336,
+            conditioning_dimensions=14,
+            objective="velocity",
+            position_channels=0,
+            spatial_action_channels=0,
+            reference_latents=False,
+            cross_attention=True,
+            exact_gelu=False,
+        )
+
+
+def group_actions(conditioning: Tensor) -> Tensor:
+    """(batch, 4n+1, d) to (batch, n+1, 4d): the first frame's action is repeated three more times."""
+    first = conditioning[:, :1].expand(-1, GROUP_FRAMES - 1, -1)
+    return torch.cat([first, conditioning], 1).unflatten(1, (-1, GROUP_FRAMES)).flatten(2)
+
+
+class ActionEmbedder(nn.Module):
+    """Takes the place of Wan's `condition_embedder`.
+
+    `action_mlp1` and `action_mlp2` as in BWM. `timestep` is one number a latent frame, which is spread over its tokens.
+    """
+
+    def __init__(self, config: TransformerConfig, frequency_dimensions: int = 256) -> None:
+        super().__init__()
+        from diffusers.models.embeddings import TimestepEmbedding, Timesteps
+
+        width, actions = config.dimensions, config.conditioning_dimensions
+        self.tokens_per_frame = config.tokens_per_frame
+        self.timesteps_proj = Timesteps(frequency_dimensions, flip_sin_to_cos=True, downscale_freq_shift=0)
+        self.time_embedder = TimestepEmbedding(in_channels=frequency_dimensions, time_embed_dim=width)
+        self.act_fn = nn.SiLU()
+        self.time_proj = nn.Linear(width, 6 * width)
+        self.action_mlp1 = (
+            nn.Sequential(nn.Linear(actions, width), nn.GELU(), nn.Linear(width, width))
+            if config.cross_attention
+            else None
+        )
+        self.action_mlp2 = nn.Sequential(
+            nn.Linear(GROUP_FRAMES * actions, 4 * width), nn.SiLU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(
+        self, timestep: Tensor, conditioning: Tensor, image: None = None, timestep_seq_len: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Time embedding (batch, tokens, d), its projection (batch, tokens, 6 d), context (batch, frames, d)."""
+        frequencies = self.timesteps_proj(timestep).unflatten(0, (-1, timestep_seq_len or LATENT_FRAMES))
+        embedded = self.time_embedder(frequencies) + self.action_mlp2(group_actions(conditioning))
+        projected = self.time_proj(self.act_fn(embedded))
+        context = conditioning if self.action_mlp1 is None else self.action_mlp1(conditioning)
+        tokens = self.tokens_per_frame
+        return embedded.repeat_interleave(tokens, 1), projected.repeat_interleave(tokens, 1), context, None
+
+
+class _NoAttention(nn.Module):
+    """In the place of cross-attention where it is off."""
+
+    def forward(self, hidden_states: Tensor, *_: object) -> Tensor:
+        return hidden_states.new_zeros(())
+
+
+class BwmTransformer(nn.Module):
+    """Predicts a window's clean future latents from noisy ones, its history and its actions."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        from diffusers import WanTransformer3DModel
+
+        self.config = config
+        channels = config.latent_channels
+        extra = config.position_channels + config.spatial_action_channels
+        self.wan = WanTransformer3DModel(
+            patch_size=(1, config.patch, config.patch),
+            num_attention_heads=config.heads,
+            attention_head_dim=config.head_dimensions,
+            in_channels=channels * (3 if config.reference_latents else 1) + extra,
+            out_channels=channels,
+            text_dim=8,
+            freq_dim=256,
+            ffn_dim=config.ffn_dimensions,
+            num_layers=config.layers,
+            cross_attn_norm=config.cross_attention,
+        )
+        self.wan.condition_embedder = ActionEmbedder(config)
+        for block in self.wan.blocks:
+            if not config.cross_attention:
+                block.attn2 = _NoAttention()
+            if config.exact_gelu:
+                block.ffn.net[0].approximate = "none"
+        nn.init.zeros_(self.wan.proj_out.weight)
+        nn.init.zeros_(self.wan.proj_out.bias)
+        height, width = config.latent_height, config.latent_width
+        if config.position_channels:
+            self.place = nn.Parameter(_coordinates(config.position_channels, height, width))
+            self.moment = nn.Parameter(torch.zeros(config.position_channels, LATENT_FRAMES, 1, 1))
+        if config.spatial_action_channels:
+            self.spatial_action = nn.Sequential(
+                nn.Linear(GROUP_FRAMES * config.conditioning_dimensions, 256),
+                nn.SiLU(),
+                nn.Linear(256, config.spatial_action_channels * height * width),
+            )
+
+    def forward(self, latents: Tensor, sigmas: Tensor, conditioning: Tensor) -> Tensor:
+        """The network's raw output at the future latents.
+
+        Args:
+            latents: (batch, channels, 16, height, width): clean anchor, history with its noise, future with noise.
+            sigmas: (batch, 16) noise levels in [0, 1].
+            conditioning: (batch, 61, dimensions) in [-1, 1].
+
+        Returns:
+            (batch, channels, 13, height, width): velocity, or clean latents minus the last history latent.
+        """
+        if conditioning.shape[1] != WINDOW_FRAMES or latents.shape[2] != LATENT_FRAMES:
+            raise ValueError(
+                f"expected {LATENT_FRAMES} latent frames and {WINDOW_FRAMES} actions; "
+                f"got {tuple(latents.shape)} and {tuple(conditioning.shape)}"
+            )
+        config, batch = self.config, len(latents)
+        parts = [latents]
+        if config.reference_latents:
+            for index in (0, CONDITION_LATENTS - 1):
+                parts.append(latents[:, :, index : index + 1].expand(-1, -1, LATENT_FRAMES, -1, -1))
+        if config.position_channels:
+            parts.append((self.place + self.moment)[None].expand(batch, -1, -1, -1, -1))
+        if config.spatial_action_channels:
+            maps = self.spatial_action(group_actions(conditioning))
+            shape = (config.spatial_action_channels, config.latent_height, config.latent_width)
+            parts.append(maps.unflatten(2, shape).transpose(1, 2))
+        (output,) = self.wan(torch.cat(parts, 1), 1000.0 * sigmas, conditioning, return_dict=False)
+        future: Tensor = output[:, :, CONDITION_LATENTS:]
+        return future
+
+    def clean(self, latents: Tensor, sigmas: Tensor, conditioning: Tensor, last_history: Tensor) -> Tensor:
+        """Predicted clean future latents (batch, channels, 13, height, width).
+
+        Args:
+            latents, sigmas, conditioning: as in `forward`.
+            last_history: (batch, channels, height, width), the last history latent without added noise.
+        """
+        output = self(latents, sigmas, conditioning)
+        if self.config.objective == "clean":
+            return output + last_history[:, :, None]
+        future = sigmas[:, CONDITION_LATENTS:, None, None][:, None]
+        return latents[:, :, CONDITION_LATENTS:] - future * output
+
+
+def _coordinates(channels: int, height: int, width: int) -> Tensor:
+    """(channels, 1, height, width): a ramp in y, a ramp in x, then cosines of rising frequency."""
+    y = torch.linspace(-1.0, 1.0, height)[:, None].expand(height, width)
+    x = torch.linspace(-1.0, 1.0, width)[None].expand(height, width)
+    maps = [y, x]
+    for number in range(1, channels):
+        maps += [torch.cos(math.pi * number * (y + 1) / 2), torch.cos(math.pi * number * (x + 1) / 2)]
+    return torch.stack(maps[:channels])[:, None].clone()

@@ -1,0 +1,127 @@
+"""What a world model sees of an episode: one function builds windows for training and for serving.
+
+A window of 61 frames is spliced in pixels: [0, t-7 .. t, t+1 .. t+50, t+50, t+50], that is 1 anchor, 8 history and 52
+future frames on the 4n+1 grid (16 latent frames), of which 9..58 are returned. The two padded frames repeat action 50
+(and, in training, its frame). Before frame 0 the first frame and the initial targets stand in, so that at t = 0 the
+first frame stands nine times. Every frame is conditioned on the end-effector poses of the targets *executed* with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldserve.kinematics import ARMS, arm_forward_kinematics, end_effector_poses
+
+ANCHOR_FRAMES, HISTORY_FRAMES, CHUNK_FRAMES, PADDED_FRAMES = 1, 8, 50, 2
+CONDITION_FRAMES = ANCHOR_FRAMES + HISTORY_FRAMES
+WINDOW_FRAMES = CONDITION_FRAMES + CHUNK_FRAMES + PADDED_FRAMES
+GROUP_FRAMES = 4
+LATENT_FRAMES = 1 + (WINDOW_FRAMES - 1) // GROUP_FRAMES
+CONDITION_LATENTS = 1 + HISTORY_FRAMES // GROUP_FRAMES
+POSE_FORMATS = ("euler", "rotation_columns")
+
+Float32 = NDArray[np.float32]
+Frames = NDArray[np.uint8] | Mapping[int, NDArray[np.uint8]]
+
+
+@dataclass(frozen=True)
+class PoseStatistics:
+    """1st and 99th percentile of every conditioning dimension over the training data, float32 (dimensions,)."""
+
+    low: Float32
+    high: Float32
+
+    @classmethod
+    def of(cls, poses: Float32) -> PoseStatistics:
+        """Percentiles over `poses` (n, dimensions); a dimension that never moves gets a width of 0.01."""
+        low, high = (np.percentile(poses, percent, axis=0).astype(np.float32) for percent in (1.0, 99.0))
+        return cls(low, np.maximum(high, low + np.float32(0.01)))
+
+    def normalise(self, poses: Float32) -> Float32:
+        """To [-1, 1], clipped, as the published BWM does."""
+        scaled = 2.0 * (poses - self.low) / (self.high - self.low) - 1.0
+        return np.clip(scaled, -1.0, 1.0).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Window:
+    """`pixels` uint8 (61 or 9, height, width, 3); `conditioning` float32 (61, dimensions) in [-1, 1]."""
+
+    pixels: NDArray[np.uint8]
+    conditioning: Float32
+
+
+def pose_dimensions(pose_format: str) -> int:
+    """14 numbers for "euler", 20 for "rotation_columns"."""
+    if pose_format not in POSE_FORMATS:
+        raise ValueError(f"pose_format: expected one of {', '.join(POSE_FORMATS)}; got {pose_format!r}")
+    return 14 if pose_format == "euler" else 20
+
+
+def conditioning_poses(targets: Float32, pose_format: str) -> Float32:
+    """Poses that condition a world model, by forward kinematics.
+
+    Args:
+        targets: float32 (n, 14), executed joint targets, the first the initial state.
+        pose_format: "euler" is the published BWM's [x y z, Euler x y z, gripper] an arm. Its angles jump where the hand
+            points straight down (pitch 90 degrees), which is where bottles are grasped; "rotation_columns" is
+            [x y z, forward axis, lateral axis, gripper] an arm and has no jumps.
+
+    Returns:
+        float32 (n, 14 or 20), left arm first; metres, radians, unit vectors, gripper 0 closed .. 1 open.
+    """
+    pose_dimensions(pose_format)
+    if pose_format == "euler":
+        return end_effector_poses(targets).astype(np.float32)
+    parts = []
+    for start, arm in zip((0, 7), ARMS):
+        positions, rotations = arm_forward_kinematics(arm, targets[:, start : start + 6].astype(np.float64))
+        parts += [positions, rotations[:, :, 0], rotations[:, :, 1], targets[:, start + 6 : start + 7]]
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def mirror_poses(poses: Float32) -> Float32:
+    """Poses ("rotation_columns") of the scene mirrored left to right: arms change places, x changes sign.
+
+    A hand is its own mirror image across its lateral axis, so its forward axis is mirrored and its lateral axis is
+    mirrored and turned round: R' = M R S with M = diag(-1, 1, 1), S = diag(1, -1, 1).
+    """
+    if poses.shape[-1] != 20:
+        raise ValueError(f"poses: expected (..., 20), the format rotation_columns; got {poses.shape}")
+    mirrored = np.concatenate([poses[..., 10:], poses[..., :10]], axis=-1)
+    sign = np.array([-1, 1, 1, -1, 1, 1, 1, -1, -1, 1] * 2, np.float32)
+    return mirrored * sign
+
+
+def window_indices(t: int) -> NDArray[np.int64]:
+    """Frame (and target) numbers of the window that draws the 50 frames after frame `t`, int64 (61,)."""
+    if t < 0:
+        raise ValueError(f"t: expected the number of actions executed so far, >= 0; got {t}")
+    history = np.maximum(np.arange(t - HISTORY_FRAMES + 1, t + 1), 0)
+    future = np.minimum(np.arange(t + 1, t + CHUNK_FRAMES + PADDED_FRAMES + 1), t + CHUNK_FRAMES)
+    return np.concatenate([[0], history, future])
+
+
+def build_window(frames: Frames, poses: Float32, t: int, statistics: PoseStatistics, *, future: bool) -> Window:
+    """The window after frame `t`: the only way in which windows are made.
+
+    Args:
+        frames: uint8 frames by frame number: a whole episode in training; in serving at least 0 and t-7 .. t.
+        poses: float32 (>= t + 51, dimensions), `conditioning_poses` of the executed targets by frame number.
+        t: frames (and actions) before the window's future.
+        statistics: for normalisation.
+        future: whether the future frames are known (training) or not (serving).
+    """
+    indices = window_indices(t)
+    if len(poses) <= indices[-1]:
+        raise ValueError(f"poses: expected at least {indices[-1] + 1}, through action {indices[-1]}; got {len(poses)}")
+    shown = indices if future else indices[:CONDITION_FRAMES]
+    if isinstance(frames, np.ndarray):
+        pixels = frames[shown]
+    else:
+        pixels = np.stack([frames[int(index)] for index in shown])
+    return Window(pixels, statistics.normalise(poses[indices]))
