@@ -29,7 +29,11 @@ class TabletopBackend:
     """
 
     def __init__(
-        self, workers: int, initial_states: str | os.PathLike[str], camera: str = "default", reward_fingerprint: str = ""
+        self,
+        workers: int,
+        initial_states: str | os.PathLike[str],
+        camera: str = "default",
+        reward_fingerprint: str = "",
     ) -> None:
         self._states = all_initial_states(initial_states)
         judge = "reward_model" if reward_fingerprint else "ground_truth"
@@ -67,7 +71,12 @@ class TabletopBackend:
             return _fault("reset", outcome)
         state = self._states[item.initial_state_id]
         return ResetReply(
-            item.episode_id, item.initial_state_id, item.seed, outcome.frames[0], outcome.proprioception, state.instruction
+            item.episode_id,
+            item.initial_state_id,
+            item.seed,
+            outcome.frames[0],
+            outcome.proprioception,
+            state.instruction,
         )
 
     def step(self, items: Sequence[BackendStep]) -> list[BackendChunk | ItemError]:

@@ -134,7 +134,9 @@ def run(config: CollectConfig) -> int:
     context = multiprocessing.get_context("spawn")
     done: multiprocessing.Queue = context.Queue()
     processes = [
-        context.Process(target=_work, args=(config, worker, missing[worker :: config.workers], shard, done), daemon=True)
+        context.Process(
+            target=_work, args=(config, worker, missing[worker :: config.workers], shard, done), daemon=True
+        )
         for worker, shard in enumerate(shards)
     ]
     try:
@@ -169,7 +171,9 @@ def _wait(done: multiprocessing.Queue, processes: Sequence[multiprocessing.proce
     except queue.Empty:
         dead = [process.exitcode for process in processes if process.exitcode not in (None, 0)]
         if dead:
-            raise RuntimeError(f"a collecting worker died (exit codes {dead}); what it finished is kept: run again") from None
+            raise RuntimeError(
+                f"a collecting worker died (exit codes {dead}); what it finished is kept: run again"
+            ) from None
         return 0
 
 

@@ -66,7 +66,9 @@ class _Worker:
                     replies = self._exchange(commands)
                     break
                 except (EOFError, OSError, TimeoutError) as error:
-                    _log.warning("simulator worker %d lost (%r); rebuilding %d episodes", self.number, error, len(self.records))
+                    _log.warning(
+                        "simulator worker %d lost (%r); rebuilding %d episodes", self.number, error, len(self.records)
+                    )
                     if attempt:
                         raise WorkerLostError(f"simulator worker {self.number} died twice over one call") from error
                     self._rebuild()
@@ -95,7 +97,9 @@ class _Worker:
                     self.records.pop(name, None)
             elif isinstance(reply, Done):
                 if isinstance(command, OpenScene):
-                    self.records[command.episode_id] = _Record(command.scene, [command.actions] if len(command.actions) else [])
+                    self.records[command.episode_id] = _Record(
+                        command.scene, [command.actions] if len(command.actions) else []
+                    )
                 else:
                     self.records[command.episode_id].chunks.append(command.actions)
 

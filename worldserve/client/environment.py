@@ -167,5 +167,3 @@ class EnvironmentClient:
             used += size
         if part:
             yield part
-
-

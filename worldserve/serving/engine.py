@@ -84,7 +84,9 @@ class EnvironmentEngine:
                 if outcome is None:
                     opening.append(position)
                 results[position] = outcome
-            replies = self._guard(lambda: self.backend.reset([items[p] for p in opening]), len(opening)) if opening else []
+            replies = (
+                self._guard(lambda: self.backend.reset([items[p] for p in opening]), len(opening)) if opening else []
+            )
             for position, reply in zip(opening, replies, strict=True):
                 results[position] = self._opened(position, items[position], reply)
         finally:

@@ -45,7 +45,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
         observation = engine.contract.interface.observation
         self._frame_bytes = observation.height * observation.width * 3
 
-    def GetContract(  # noqa: N802 -- protobuf's spelling
+    def GetContract(
         self, request: environment_pb2.GetContractRequest, context: grpc.ServicerContext
     ) -> environment_pb2.GetContractResponse:
         """The contract and the load."""
@@ -55,7 +55,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
             live=len(self._engine.episodes),
         )
 
-    def Reset(  # noqa: N802
+    def Reset(
         self, request: environment_pb2.ResetRequest, context: grpc.ServicerContext
     ) -> environment_pb2.ResetResponse:
         """Opens episodes, for callers of the same interface."""
@@ -75,7 +75,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
                 response.results.add(reply=codec.reset_reply_to_proto(outcome))
         return response
 
-    def Step(  # noqa: N802
+    def Step(
         self, request: environment_pb2.StepRequest, context: grpc.ServicerContext
     ) -> environment_pb2.StepResponse:
         """Runs a chunk in each of some episodes."""
@@ -91,7 +91,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
                 response.results.add(reply=codec.step_reply_to_proto(outcome))
         return response
 
-    def ReadFrames(  # noqa: N802
+    def ReadFrames(
         self, request: environment_pb2.ReadFramesRequest, context: grpc.ServicerContext
     ) -> Iterator[environment_pb2.ReadFramesResponse]:
         """Streams the last reply's frames in clips of a few megabytes."""
@@ -105,7 +105,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
             part = codec.frames_to_proto(frames[first : first + clip], indices[first : first + clip])
             yield environment_pb2.ReadFramesResponse(frames=part)
 
-    def Replay(  # noqa: N802
+    def Replay(
         self, request: environment_pb2.ReplayRequest, context: grpc.ServicerContext
     ) -> Iterator[environment_pb2.ReplayResponse]:
         """Replays recorded episodes, a few side by side, and streams each outcome."""
@@ -128,7 +128,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
                         episode_id=item.episode_id, reply=codec.replay_outcome_to_proto(outcome)
                     )
 
-    def Close(  # noqa: N802
+    def Close(
         self, request: environment_pb2.CloseRequest, context: grpc.ServicerContext
     ) -> environment_pb2.CloseResponse:
         """Frees episodes."""
@@ -184,13 +184,16 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
     def _limit_inline(self, items: list[StepItem | ItemError]) -> list[StepItem | ItemError]:
         """Refuses the items whose inline frames no longer fit the message."""
         used, checked = 0, []
+        count = self._engine.contract.interface.timing.chunk_actions
         for position, item in enumerate(items):
             if isinstance(item, StepItem) and not item.frames.stream:
-                size = len(item.frames.frame_indices(0, len(item.actions))) * self._frame_bytes
+                size = len(item.frames.frame_indices(0, count)) * self._frame_bytes
                 used += size
                 if used > INLINE_FRAME_BYTES and size > self._frame_bytes:
                     used -= size
-                    item = errors.frames_too_large(f"items[{position}].frame_selection", INLINE_FRAME_BYTES, used + size)
+                    item = errors.frames_too_large(
+                        f"items[{position}].frame_selection", INLINE_FRAME_BYTES, used + size
+                    )
             checked.append(item)
         return checked
 

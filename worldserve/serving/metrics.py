@@ -24,21 +24,32 @@ class ServerMetrics:
             "worldserve_build_info", "What runs; always 1.", ["version", "kind", "backend"], registry=self.registry
         )
         about.labels(__version__, kind, backend).set(1)
-        self.calls = Counter("worldserve_rpc", "Calls by method and status code.", ["method", "code"], registry=self.registry)
+        self.calls = Counter(
+            "worldserve_rpc", "Calls by method and status code.", ["method", "code"], registry=self.registry
+        )
         self.latency = Histogram(
             "worldserve_rpc_seconds", "Seconds from a call's arrival to its last reply.", ["method"],
             buckets=LATENCY_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
         self.live = Gauge("worldserve_episodes_live", "Open episodes.", registry=self.registry)
-        self.capacity = Gauge("worldserve_episodes_capacity", "Episodes that can be open at once.", registry=self.registry)
+        self.capacity = Gauge(
+            "worldserve_episodes_capacity", "Episodes that can be open at once.", registry=self.registry
+        )
         self.steps = Counter("worldserve_steps", "Actions executed.", registry=self.registry)
-        self.frames = Counter("worldserve_frames", "Frames drawn, or scored by a reward server.", registry=self.registry)
-        self.clipped = Counter("worldserve_clipped_values", "Numbers of actions that clipping changed.", registry=self.registry)
+        self.frames = Counter(
+            "worldserve_frames", "Frames drawn, or scored by a reward server.", registry=self.registry
+        )
+        self.clipped = Counter(
+            "worldserve_clipped_values", "Numbers of actions that clipping changed.", registry=self.registry
+        )
         self.non_finite = Counter(
             "worldserve_non_finite_values", "NaN or infinity met in actions and model outputs.", registry=self.registry
         )
         self.ended = Counter(
-            "worldserve_episodes_ended", "Episodes that ended, by what the reward went by.", ["outcome"], registry=self.registry
+            "worldserve_episodes_ended",
+            "Episodes that ended, by what the reward went by.",
+            ["outcome"],
+            registry=self.registry,
         )
         self.item_errors = Counter(
             "worldserve_item_errors", "Items of batches that failed, by reason.", ["reason"], registry=self.registry

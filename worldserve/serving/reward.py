@@ -26,13 +26,13 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         self._fingerprint = fingerprint(scorer.contract.interface)
         self._lock = threading.Lock()
 
-    def GetContract(  # noqa: N802 -- protobuf's spelling
+    def GetContract(
         self, request: reward_pb2.RewardServiceGetContractRequest, context: grpc.ServicerContext
     ) -> reward_pb2.RewardServiceGetContractResponse:
         """The contract."""
         return reward_pb2.RewardServiceGetContractResponse(contract=contract_to_proto(self._scorer.contract))
 
-    def Score(  # noqa: N802
+    def Score(
         self, request: reward_pb2.ScoreRequest, context: grpc.ServicerContext
     ) -> reward_pb2.ScoreResponse:
         """Scores the frames of each item that lie in the contract's range."""

@@ -72,7 +72,9 @@ class RunningServer:
         try:
             port = self._server.add_insecure_port(settings.bind)
         except RuntimeError as error:
-            raise OSError(f"bind: expected a free address; got {settings.bind} ({error}); is a server running there?") from None
+            raise OSError(
+                f"bind: expected a free address; got {settings.bind} ({error}); is a server running there?"
+            ) from None
         self.address = f"{host}:{port}"
         metrics_host, _, metrics_port = settings.metrics_bind.rpartition(":")
         self._metrics_server, bound = metrics.serve(metrics_host, int(metrics_port))

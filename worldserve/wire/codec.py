@@ -101,9 +101,7 @@ def verdict_from_proto(message: common_pb2.Verdict) -> Verdict:
 
 def reset_item_to_proto(item: ResetItem) -> environment_pb2.ResetItem:
     """An episode to open."""
-    return environment_pb2.ResetItem(
-        episode_id=item.episode_id, initial_state_id=item.initial_state_id, seed=item.seed
-    )
+    return environment_pb2.ResetItem(episode_id=item.episode_id, initial_state_id=item.initial_state_id, seed=item.seed)
 
 
 def reset_item_from_proto(message: environment_pb2.ResetItem) -> ResetItem:

@@ -16,7 +16,11 @@ Option = tuple[str, int]
 
 def channel_options() -> list[Option]:
     """Options of a client's channel."""
-    return [*_size_limits(), ("grpc.keepalive_time_ms", KEEPALIVE_MS), ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS)]
+    return [
+        *_size_limits(),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ]
 
 
 def server_options() -> list[Option]:

@@ -19,7 +19,9 @@ def abort(context: grpc.ServicerContext, error: ItemError) -> NoReturn:
 
     details = [
         error_details_pb2.ErrorInfo(
-            reason=error.reason, domain=DOMAIN, metadata={"name": error.name, "expected": error.expected, "got": error.got}
+            reason=error.reason,
+            domain=DOMAIN,
+            metadata={"name": error.name, "expected": error.expected, "got": error.got},
         ),
         error_details_pb2.BadRequest(
             field_violations=[error_details_pb2.BadRequest.FieldViolation(field=error.name, description=str(error))]
