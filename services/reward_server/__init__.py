@@ -1,0 +1,1 @@
+"""Reward models: what reads frames and says whether the task was done."""

@@ -1,0 +1,104 @@
+"""Fitting, from recorded episodes to figures."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from services.reward_server.fit_reward import FitRewardConfig, main, run, split_by_state
+from services.reward_server.measure import wilson
+from services.reward_server.training import TrainingSettings
+
+SETTINGS = TrainingSettings(rounds=2, steps_per_round=25, batch=32, learning_rate=2e-3)
+BRIEF = TrainingSettings(rounds=2, steps_per_round=3, batch=8)
+
+
+def config_for(tmp_path: Path, directory: Path, **changes: object) -> FitRewardConfig:
+    values = {
+        "data": (directory,),
+        "out": tmp_path / "reward",
+        "work": tmp_path / "work",
+        "training": SETTINGS,
+        **changes,
+    }
+    return FitRewardConfig(**{"frame_stride": 10, **values})  # type: ignore[arg-type]
+
+
+def test_a_fitted_model_tells_lifted_from_not_quite(tmp_path: Path, blocks: Path, other_blocks: Path) -> None:
+    figures = run(config_for(tmp_path, blocks, measure=(other_blocks,)))
+    assert figures["validation"]["fake_success"] <= 0.03
+    assert figures["validation"]["recall"] == 1.0
+    assert figures["held_out"]["fake_success"]["value"] == 0.0
+    assert figures["held_out"]["recall"]["value"] == 1.0
+    card = (tmp_path / "reward" / "card.md").read_text()
+    assert "held out" in card
+    assert str(blocks) in card
+    rows = [json.loads(line) for line in (tmp_path / "work" / "held_out.jsonl").read_text().splitlines()]
+    assert [row["verdict"] for row in rows] == [row["success"] for row in rows]
+    assert all(90 <= row["peak_frame_index"] <= 200 for row in rows if row["success"])
+
+    weights = (tmp_path / "reward" / "model.safetensors").read_bytes()
+    again = run(config_for(tmp_path, blocks, data=(), measure=(other_blocks,)))
+    assert again["held_out"]["recall"] == figures["held_out"]["recall"]
+    assert (tmp_path / "reward" / "model.safetensors").read_bytes() == weights
+    with pytest.raises(ValueError, match="not fitted on"):
+        run(config_for(tmp_path, blocks, data=(), measure=(blocks,)))
+    with pytest.raises(ValueError, match="other data or settings"):
+        run(config_for(tmp_path, blocks, resume=True, seed=1))
+
+
+def test_a_run_cut_off_between_rounds_gives_the_same_weights(
+    tmp_path: Path, blocks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import services.reward_server.fit_reward as module
+
+    run(config_for(tmp_path / "whole", blocks, max_fake_success=0.9, training=BRIEF))
+    real = module._checkpoint
+
+    def interrupted(config: FitRewardConfig, classifier: object, optimizer: object, rounds: int) -> None:
+        real(config, classifier, optimizer, rounds)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_checkpoint", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(config_for(tmp_path / "cut", blocks, max_fake_success=0.9, training=BRIEF))
+    monkeypatch.setattr(module, "_checkpoint", real)
+    run(config_for(tmp_path / "cut", blocks, resume=True, max_fake_success=0.9, training=BRIEF))
+    whole, cut = (load_file(str(tmp_path / name / "reward" / "model.safetensors")) for name in ("whole", "cut"))
+    assert all(np.array_equal(whole[name], cut[name]) for name in whole)
+    rounds = [
+        json.loads(line)["round"] for line in (tmp_path / "cut" / "work" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert rounds == [0, 1]
+
+
+def test_states_are_on_one_side() -> None:
+    states = [f"adjust_bottle/train/{index % 20:04d}" for index in range(60)] + ["adjust_bottle/validation/0001"]
+    train, validation = split_by_state(states, 0.3, seed=0)
+    assert sorted([*train, *validation]) == list(range(61))
+    assert {states[i] for i in train}.isdisjoint({states[i] for i in validation})
+    assert 60 in validation
+    assert 0 < len(validation) < 40
+
+
+def test_sealed_test_states_are_refused() -> None:
+    with pytest.raises(ValueError, match="sealed for testing"):
+        split_by_state(["adjust_bottle/test/0003"], 0.2, 0)
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "low", "high"),
+    [(0, 150, 0.0, 0.0177), (150, 150, 0.9823, 1.0), (75, 150, 0.4333, 0.5667)],
+)
+def test_wilson_intervals(count: int, total: int, low: float, high: float) -> None:
+    rate = wilson(count, total)
+    assert (rate.low, rate.high) == (pytest.approx(low, abs=5e-4), pytest.approx(high, abs=5e-4))
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--data", str(tmp_path / "nowhere")]) == 1
+    assert "no data set here" in capsys.readouterr().err
+    assert main([]) == 1
+    assert "--data" in capsys.readouterr().err
