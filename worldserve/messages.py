@@ -128,7 +128,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class StepReply:
-    """A committed chunk: `frames` uint8 (n, height, width, 3) with `frame_indices` int32 (n,); `rewards` float32 (chunk,)."""
+    """A committed chunk: `frames` uint8 (n, height, width, 3), `frame_indices` int32 (n,), `rewards` float32 (chunk,)."""
 
     episode_id: str
     committed_chunk_index: int
@@ -202,7 +202,7 @@ class ScoreItem:
 
 @dataclass(frozen=True)
 class ScoreReply:
-    """`probabilities` float32 (n,) of the frames `frame_indices` inside the contract's range, and the judgement so far."""
+    """`probabilities` float32 (n,) of the frames inside the contract's range, and the judgement so far."""
 
     episode_id: str
     probabilities: NDArray[np.float32]

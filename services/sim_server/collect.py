@@ -106,7 +106,9 @@ def _run(
     )
 
 
-def _work(config: CollectConfig, worker: int, indices: Sequence[int], shard: Path, done: multiprocessing.Queue) -> None:
+def _work(
+    config: CollectConfig, worker: int, indices: Sequence[int], shard: Path, done: multiprocessing.Queue[int]
+) -> None:
     """Runs in a spawned process: episodes `indices` into a shard of its own."""
     from services.sim_server.contract import tabletop_contract
 
@@ -132,7 +134,7 @@ def run(config: CollectConfig) -> int:
         return 0
     shards = [config.out.with_name(f".{config.out.name}.worker-{worker}") for worker in range(config.workers)]
     context = multiprocessing.get_context("spawn")
-    done: multiprocessing.Queue = context.Queue()
+    done: multiprocessing.Queue[int] = context.Queue()
     processes = [
         context.Process(
             target=_work, args=(config, worker, missing[worker :: config.workers], shard, done), daemon=True
@@ -161,7 +163,7 @@ def run(config: CollectConfig) -> int:
     return added
 
 
-def _wait(done: multiprocessing.Queue, processes: Sequence[multiprocessing.process.BaseProcess]) -> int:
+def _wait(done: multiprocessing.Queue[int], processes: Sequence[multiprocessing.process.BaseProcess]) -> int:
     """1 when an episode was finished within a second, else 0; raises when a worker died."""
     import queue
 

@@ -13,7 +13,7 @@ def tabletop_contract(camera: str = "default", judge: str = "ground_truth", rewa
 
     Args:
         camera: name of the camera.
-        judge: "ground_truth" where the reward is the simulator's own success, "reward_model" where a reward server judges.
+        judge: "ground_truth" where the reward is the simulator's own success, "reward_model" with a reward server.
         reward_fingerprint: provenance fingerprint of that reward server, "" without one.
     """
     facts = {

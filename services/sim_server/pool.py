@@ -1,4 +1,4 @@
-"""Simulator processes and which episode lives where. A worker that dies or hangs is replaced and its episodes rebuilt."""
+"""Simulator processes and which episode lives where. A worker that dies is replaced, its episodes rebuilt."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,13 +83,13 @@ def work(connection: Connection, camera: str) -> None:
         scene.close()
 
 
-def _run(command: Command, scenes: dict, camera: object) -> Done | Failed:
+def _run(command: Command, scenes: dict[str, Any], camera: Any) -> Done | Failed:
     from services.sim_server.tabletop import SceneParameters, TabletopScene
 
     if isinstance(command, OpenScene):
         if command.episode_id in scenes:
             scenes.pop(command.episode_id).close()
-        scene = TabletopScene(SceneParameters.from_dict(command.scene), camera)  # type: ignore[arg-type]
+        scene = TabletopScene(SceneParameters.from_dict(command.scene), camera)
         scenes[command.episode_id] = scene
         success = False
         if len(command.actions):

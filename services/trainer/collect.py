@@ -117,14 +117,16 @@ def run(config: CollectConfig) -> tuple[int, int, int]:
         knows_truth = contract.provenance.kind == "simulator"
         source: RewardSource = "success" if knows_truth else "verdict"
         task = bar.add_task("episodes", total=len(plans))
+
+        def keep(record: EpisodeRecord) -> None:
+            writer.append(to_episode(record, contract, config.policy.name, digest))
+            bar.advance(task)
+
         for first in range(0, len(plans), config.batch):
             part = plans[first : first + config.batch]
             collect_rollout(
-                client, policy, [], config.seed, source, config.mode, config.batch, plans=part,
-                on_episode=lambda record: bar.advance(task) or writer.append(  # type: ignore[func-returns-value]
-                    to_episode(record, contract, config.policy.name, digest)
-                ),
-            )  # fmt: skip
+                client, policy, [], config.seed, source, config.mode, config.batch, plans=part, on_episode=keep
+            )
     infos = EpisodeReader(config.out).infos
     return len(plans), len(infos), sum(bool(info.success) for info in infos)
 

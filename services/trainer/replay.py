@@ -59,7 +59,7 @@ def replay(
     batch: int = 16,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[ReplayRow]:
-    """Replays the first `count` episodes in every target; the executed actions, unchanged, from the same state and seed."""
+    """Replays the first `count` episodes in every target: the executed actions, from the same state and seed."""
     columns: list[dict[str, ReplayOutcome | ItemError]] = []
     for number, target in enumerate(targets):
         outcomes: dict[str, ReplayOutcome | ItemError] = {}

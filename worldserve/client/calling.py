@@ -47,7 +47,7 @@ class Caller:
             try:
                 return method(request, timeout=max(0.001, remaining))
             except grpc.RpcError as error:
-                code = error.code()  # type: ignore[attr-defined]
+                code = error.code()
                 if code not in RETRYABLE or deadline - time.monotonic() <= backoff:
                     raise self._explain(error, code) from error
             time.sleep(backoff)
@@ -56,7 +56,7 @@ class Caller:
     def _explain(self, error: grpc.RpcError, code: grpc.StatusCode) -> Exception:
         if code in (*RETRYABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return ServerAwayError(
-                f"{self.target}: no answer within {self.timeout_s:g} s ({code.name}: {error.details()}). "  # type: ignore[attr-defined]
+                f"{self.target}: no answer within {self.timeout_s:g} s ({code.name}: {error.details()}). "
                 "Is the server running there? `worldserve contract show TARGET` asks it."
             )
         return error

@@ -34,7 +34,7 @@ def read_contract(source: str, timeout_s: float) -> Contract:
         with EnvironmentClient(source, timeout_s=timeout_s) as client:
             return client.get_contract()
     except grpc.RpcError as error:
-        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # type: ignore[attr-defined]
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
             raise
     with RewardClient(source, timeout_s=timeout_s) as reward:
         return reward.get_contract()

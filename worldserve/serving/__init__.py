@@ -1,4 +1,4 @@
-"""Servers of the contract: an engine over any `Backend`, a reward servicer over any `Scorer`, and how a server is run."""
+"""Servers of the contract: an engine over any `Backend`, a servicer over any `Scorer`, how a server is run."""
 
 from worldserve.serving.backend import Backend, Judge, Scorer
 from worldserve.serving.engine import EnvironmentEngine

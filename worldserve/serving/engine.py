@@ -10,8 +10,9 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from worldserve.serving.backend import Backend, Judge
 from worldserve.serving.metrics import ServerMetrics
 from worldserve.serving.sessions import Episode, EpisodeTable, PendingChunk
 
+Outcome = TypeVar("Outcome")
 EPISODE_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 _log = logging.getLogger("worldserve.engine")
 
@@ -392,10 +394,10 @@ class EnvironmentEngine:
             self.backend.close_episodes(removed)
         return len(removed)
 
-    def _guard(self, call: object, count: int) -> list:
+    def _guard(self, call: Callable[[], Sequence[Outcome | ItemError]], count: int) -> list[Outcome | ItemError]:
         """Runs a backend call; an exception becomes INTERNAL for every item, its text only in the log."""
         try:
-            outcomes = list(call())  # type: ignore[operator]
+            outcomes = list(call())
             if len(outcomes) != count:
                 raise RuntimeError(f"backend: expected {count} outcomes; got {len(outcomes)}")
             return outcomes

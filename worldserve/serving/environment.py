@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 
 import grpc
-import numpy as np
 
-from worldserve.contract import differences, fingerprint
+from worldserve.contract import Difference, differences, fingerprint
 from worldserve.messages import (
-    FrameSelection,
     ItemError,
+    ReplayItem,
     ReplayOutcome,
-    ResetItem,
     ResetReply,
     StepItem,
-    StepReply,
 )
 from worldserve.serving import errors
 from worldserve.serving.engine import EnvironmentEngine
+from worldserve.serving.replay import check_actions, replay
 from worldserve.wire import codec
 from worldserve.wire.arrays import ArrayError, array_from_proto
 from worldserve.wire.contracts import contract_to_proto, interface_from_proto
@@ -75,9 +72,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
                 response.results.add(reply=codec.reset_reply_to_proto(outcome))
         return response
 
-    def Step(
-        self, request: environment_pb2.StepRequest, context: grpc.ServicerContext
-    ) -> environment_pb2.StepResponse:
+    def Step(self, request: environment_pb2.StepRequest, context: grpc.ServicerContext) -> environment_pb2.StepResponse:
         """Runs a chunk in each of some episodes."""
         self._check_batch(request.items, context)
         items = [self._step_item(position, item) for position, item in enumerate(request.items)]
@@ -146,7 +141,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
     ) -> ItemError | None:
         """Why no item of this caller can be served, if so."""
         if request.interface_fingerprint != self._interface_fingerprint:
-            named = ()
+            named: tuple[Difference, ...] = ()
             if request.HasField("interface"):
                 try:
                     theirs = interface_from_proto(request.interface)
@@ -200,63 +195,20 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
     def _replay(
         self, part: Sequence[environment_pb2.ReplayItem], first: int, context: grpc.ServicerContext
     ) -> list[ReplayOutcome | ItemError]:
-        actions: list[np.ndarray | ItemError] = [self._replay_actions(first + k, item) for k, item in enumerate(part)]
-        ids = [f"replay/{time.time_ns()}/{first + k}" for k in range(len(part))]
-        runnable = [k for k, rows in enumerate(actions) if not isinstance(rows, ItemError)]
-        outcomes: list[ReplayOutcome | ItemError | None] = [a if isinstance(a, ItemError) else None for a in actions]
-        hashes = {k: hashlib.sha256() for k in runnable}
-        last: dict[int, StepReply] = {}
-        totals = dict.fromkeys(runnable, 0.0)
-        clipped = dict.fromkeys(runnable, 0)
-        try:
-            items = [ResetItem(ids[k], part[k].initial_state_id, part[k].seed) for k in runnable]
-            for k, reply in zip(list(runnable), self._engine.reset(items, _deadline(context)), strict=True):
-                if isinstance(reply, ItemError):
-                    outcomes[k] = reply
-                else:
-                    hashes[k].update(np.ascontiguousarray(reply.frame).data)
-            size = self._engine.contract.interface.timing.chunk_actions
-            for chunk in range(max((len(actions[k]) // size for k in runnable), default=0)):
-                live = [k for k in runnable if outcomes[k] is None and chunk < len(actions[k]) // size]
-                if not live or not context.is_active():
-                    break
-                steps: list[StepItem | ItemError] = [
-                    StepItem(ids[k], chunk, actions[k][chunk * size : (chunk + 1) * size], FrameSelection.every(1))
-                    for k in live
-                ]
-                for k, reply in zip(live, self._engine.step(steps, _deadline(context)), strict=True):
-                    if isinstance(reply, ItemError):
-                        outcomes[k] = reply
-                        continue
-                    hashes[k].update(np.ascontiguousarray(reply.frames).data)
-                    last[k] = reply
-                    totals[k] += float(reply.rewards.sum())
-                    clipped[k] += reply.clipped_count
-        finally:
-            self._engine.close(ids)
-        for k in runnable:
-            if outcomes[k] is None:
-                reply = last[k]
-                outcomes[k] = ReplayOutcome(
-                    part[k].episode_id, reply.elapsed_steps, reply.success, reply.verdict, totals[k],
-                    hashes[k].hexdigest(), clipped[k],
-                )  # fmt: skip
-        return [outcome for outcome in outcomes if outcome is not None]
+        """Outcomes of a few episodes, in order; those that cannot be decoded fail alone."""
+        decoded = [self._replay_item(first + number, item) for number, item in enumerate(part)]
+        runnable = [item for item in decoded if isinstance(item, ReplayItem)]
+        outcomes = iter(replay(self._engine, runnable, _deadline(context), context.is_active) if runnable else [])
+        return [item if isinstance(item, ItemError) else next(outcomes) for item in decoded]
 
-    def _replay_actions(self, position: int, item: environment_pb2.ReplayItem) -> np.ndarray | ItemError:
-        interface, name = self._engine.contract.interface, f"items[{position}].actions"
+    def _replay_item(self, position: int, message: environment_pb2.ReplayItem) -> ReplayItem | ItemError:
+        name = f"items[{position}].actions"
         try:
-            actions = array_from_proto(item.actions, "float32")
+            actions = array_from_proto(message.actions, "float32")
         except ArrayError as error:
             return errors.invalid(name, error.expected, errors.quote(error.got), "Send float32.", "WRONG_DTYPE")
-        chunk, limit = interface.timing.chunk_actions, interface.termination.limit_actions
-        whole = actions.ndim == 2 and actions.shape[1] == interface.action_dimensions
-        if not whole or len(actions) % chunk or not 0 < len(actions) <= limit:
-            return errors.invalid(
-                name, f"({chunk}, {2 * chunk}, .. {limit}; {interface.action_dimensions})", str(actions.shape),
-                "Send whole chunks, at most an episode.", "WRONG_SHAPE",
-            )  # fmt: skip
-        return actions
+        item = ReplayItem(message.episode_id, message.initial_state_id, message.seed, actions)
+        return check_actions(self._engine, name, item) or item
 
     def _count(self, error: ItemError) -> None:
         self._engine.metrics.item_errors.labels(error.reason).inc()

@@ -32,9 +32,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         """The contract."""
         return reward_pb2.RewardServiceGetContractResponse(contract=contract_to_proto(self._scorer.contract))
 
-    def Score(
-        self, request: reward_pb2.ScoreRequest, context: grpc.ServicerContext
-    ) -> reward_pb2.ScoreResponse:
+    def Score(self, request: reward_pb2.ScoreRequest, context: grpc.ServicerContext) -> reward_pb2.ScoreResponse:
         """Scores the frames of each item that lie in the contract's range."""
         response = reward_pb2.ScoreResponse()
         for position, message in enumerate(request.items):

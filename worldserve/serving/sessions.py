@@ -26,7 +26,7 @@ class PendingChunk:
 
 @dataclass
 class Episode:
-    """One open episode. `lock` is held from validation to commit, so a duplicate waits for the first and gets its reply."""
+    """One open episode. `lock` is held from validation to commit: a duplicate waits for the first's reply."""
 
     request: ResetItem
     reply: ResetReply

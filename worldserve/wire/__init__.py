@@ -1,1 +1,1 @@
-"""The contract on the wire: generated stubs, and codecs between protobuf and the numpy values of `worldserve.messages`."""
+"""The contract on the wire: generated stubs, and codecs between protobuf and `worldserve.messages`."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worldserve.wire.generated import common_pb2
 
-DTYPES = {"float32": np.dtype("<f4"), "uint8": np.dtype("u1"), "int32": np.dtype("<i4")}
+DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "uint8": np.dtype("u1"), "int32": np.dtype("<i4")}
 _MAX_DIMENSIONS = 8
 
 
@@ -21,7 +22,7 @@ class ArrayError(ValueError):
         self.expected, self.got = expected, got
 
 
-def array_to_proto(array: NDArray) -> common_pb2.Array:
+def array_to_proto(array: NDArray[Any]) -> common_pb2.Array:
     """An array of a dtype in `DTYPES` as a message. Raises ArrayError for any other dtype."""
     name = array.dtype.name
     if name not in DTYPES:
@@ -29,7 +30,7 @@ def array_to_proto(array: NDArray) -> common_pb2.Array:
     return common_pb2.Array(dtype=name, shape=array.shape, data=np.ascontiguousarray(array, DTYPES[name]).tobytes())
 
 
-def array_from_proto(message: common_pb2.Array, dtype: str) -> NDArray:
+def array_from_proto(message: common_pb2.Array, dtype: str) -> NDArray[Any]:
     """The message's array, a read-only view of its bytes.
 
     Raises:

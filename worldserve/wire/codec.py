@@ -1,4 +1,4 @@
-"""Values of `worldserve.messages` to and from protobuf. Decoding raises ArrayError or ValueError for malformed items."""
+"""Values of `worldserve.messages` to and from protobuf. Decoding a malformed item raises ArrayError or ValueError."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def contract_to_proto(contract: Contract) -> contract_pb2.Contract:
 
 
 def contract_from_proto(message: contract_pb2.Contract) -> Contract:
-    """The inverse. Raises ValueError when a fingerprint is not that of its part: the two ends then disagree on fields."""
+    """The inverse. Raises ValueError when a fingerprint is not its part's: the ends then disagree on fields."""
     provenance = Provenance(
         message.provenance.kind,
         message.provenance.backend,
@@ -59,7 +59,7 @@ def contract_from_proto(message: contract_pb2.Contract) -> Contract:
         if own != sent:
             raise ValueError(
                 f"{name}: expected {own} for the fields that came; got {sent}. "
-                "Client and server are of versions whose contracts have other fields; install the same worldserve on both."
+                "Client and server are of versions with other contract fields; install the same on both."
             )
     return contract
 
@@ -100,4 +100,5 @@ def _mapping(message: Message, kind: type[T]) -> dict[str, Any]:
 def _resolve(name: str) -> type:
     import worldserve.contract.schema as schema
 
-    return getattr(schema, name)  # type: ignore[no-any-return]
+    kind: type = getattr(schema, name)
+    return kind
