@@ -101,17 +101,21 @@ def draw_batch(
     demonstrations: DemonstrationArrays,
     size: int,
     chunk: int,
-    boundary_share: float,
+    first_share: float,
+    decision_share: float,
     random: np.random.Generator,
 ) -> ChunkBatch:
     """`size` pairs with replacement.
 
-    A share of them starts where a deployed policy decides (0, chunk, 2 chunk, ...); the others start anywhere.
+    A share of them starts at action 0, a share where a deployed policy decides (0, chunk, 2 chunk, ...), and the others
+    anywhere.
     """
     episodes = random.integers(0, len(demonstrations), size)
     anywhere = random.integers(0, demonstrations.steps // demonstrations.stride, size) * demonstrations.stride
     decisions = random.integers(0, demonstrations.steps // chunk, size) * chunk
-    starts = np.where(random.random(size) < boundary_share, decisions, anywhere)
+    share = random.random(size)
+    starts = np.where(share < first_share + decision_share, decisions, anywhere)
+    starts = np.where(share < first_share, 0, starts)
     return chunk_batch(demonstrations, episodes, starts, chunk)
 
 

@@ -70,8 +70,10 @@ class SFTConfig:
     """Of AdamW, on matrices."""
     warmup_steps: int = 100
     """Optimiser steps over which the learning rate rises from 0."""
-    boundary_share: float = 0.5
-    """Share of a batch that starts where a deployed policy decides; the rest starts at any action."""
+    first_decision_share: float = 0.4
+    """Share of a batch that starts at action 0, where nothing but the image tells where to reach."""
+    decision_share: float = 0.3
+    """Share that starts at any of a deployed policy's decisions; what is left starts anywhere."""
     state_noise_rad: float = 0.01
     """Standard deviation of noise on the joints of the given state; targets stay, so the policy learns to correct."""
     ema_decay: float = 0.995
@@ -94,6 +96,14 @@ class SFTConfig:
     def __post_init__(self) -> None:
         if self.policy not in SIZES:
             raise ValueError(f"policy: expected one of {sorted(SIZES)}; got {self.policy!r}")
+        if (
+            min(self.first_decision_share, self.decision_share) < 0
+            or self.first_decision_share + self.decision_share > 1
+        ):
+            raise ValueError(
+                f"first_decision_share, decision_share: expected shares of at most 1 together; "
+                f"got {self.first_decision_share} and {self.decision_share}"
+            )
         for name in (
             "demonstrations",
             "validation_demonstrations",
@@ -207,7 +217,9 @@ class SFTTrainer:
         config, progress = self.config, self.progress
         random = _numpy_random(config.seed, _BATCH, progress.step)
         chunk = self.policy.config.chunk_actions
-        batch = draw_batch(self.training, config.batch_size, chunk, config.boundary_share, random)
+        batch = draw_batch(
+            self.training, config.batch_size, chunk, config.first_decision_share, config.decision_share, random
+        )
         batch = self._disturbed(batch, random)
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()

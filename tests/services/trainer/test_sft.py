@@ -71,13 +71,16 @@ def test_strided_frames_pair_with_their_own_states():
         chunk_batch(every, np.array([0, 1]), starts, CHUNK).observation.images,
         chunk_batch(fifth, np.array([0, 1]), starts, CHUNK).observation.images,
     )
-    drawn = draw_batch(fifth, 64, CHUNK, 0.0, np.random.default_rng(0)).observation.state[:, 0].abs()
+    drawn = draw_batch(fifth, 64, CHUNK, 0.0, 0.0, np.random.default_rng(0)).observation.state[:, 0].abs()
     assert len(drawn.unique()) > 4
 
 
-def test_boundary_share_draws_only_decisions():
-    batch = draw_batch(demonstrations(5), 200, CHUNK, 1.0, np.random.default_rng(0))
-    assert not batch.action_is_pad.any()
+def test_shares_decide_where_pairs_start():
+    data = demonstrations(5)
+    random = np.random.default_rng(0)
+    assert not draw_batch(data, 200, CHUNK, 0.0, 1.0, random).action_is_pad.any()
+    assert not draw_batch(data, 200, CHUNK, 1.0, 0.0, random).observation.state[:, 0].any()
+    assert draw_batch(data, 200, CHUNK, 0.0, 0.0, random).action_is_pad.any()
 
 
 def test_statistics_are_of_deltas_and_absolute_grippers():
