@@ -1,0 +1,94 @@
+"""The simulator behind its server: real processes, real kills, bytes that stay the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.sim_server.backend import TabletopBackend
+from worldserve.client import EnvironmentClient
+from worldserve.episodes import InitialStateSet
+from worldserve.messages import FrameSelection, ItemError, ReplayItem, ReplayOutcome, ResetItem, StepItem, StepReply
+from worldserve.serving import ServerSettings, start_environment_server
+
+ROOT = Path(__file__).parents[3]
+STATE = "adjust_bottle/validation/0003"
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[TabletopBackend]:
+    made = TabletopBackend(2, ROOT / "initial_states")
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def client(backend: TabletopBackend) -> Iterator[EnvironmentClient]:
+    server = start_environment_server(backend, None, ServerSettings())
+    with EnvironmentClient(server.address, timeout_s=120) as connected:
+        yield connected
+    server.stop(0)
+
+
+def wander(seed: int) -> np.ndarray:
+    """A whole episode of smooth wild targets, float32 (200, 14)."""
+    steps = np.random.Generator(np.random.PCG64(seed)).normal(0, 0.08, (200, 14))
+    return np.cumsum(steps, axis=0).astype(np.float32)
+
+
+def run(client: EnvironmentClient, name: str, chunks: range, actions: np.ndarray) -> list[StepReply]:
+    replies = []
+    for index in chunks:
+        item = StepItem(name, index, actions[index * 50 : index * 50 + 50], FrameSelection.every(25))
+        [reply] = client.step([item])
+        assert not isinstance(reply, ItemError), reply
+        replies.append(reply)
+    return replies
+
+
+def test_reset_shows_the_sealed_state(client: EnvironmentClient) -> None:
+    state = InitialStateSet.load(ROOT / "initial_states" / "validation").by_id(STATE)
+    [reply, unknown] = client.reset([ResetItem("sealed", STATE), ResetItem("unknown", "adjust_bottle/test/9999")])
+    assert not isinstance(reply, ItemError)
+    np.testing.assert_array_equal(reply.frame, state.frame)
+    np.testing.assert_array_equal(reply.proprioception, state.proprioception)
+    assert reply.instruction == state.instruction
+    assert isinstance(unknown, ItemError)
+    assert (unknown.code, unknown.reason) == ("NOT_FOUND", "INITIAL_STATE_UNKNOWN")
+    client.close_episodes(["sealed"])
+
+
+def test_a_killed_worker_is_replaced_and_its_episodes_go_on_with_the_same_bytes(
+    client: EnvironmentClient, backend: TabletopBackend
+) -> None:
+    actions = wander(1)
+    names = ["kill-a", "kill-b", "calm-a", "calm-b"]
+    client.reset([ResetItem(name, STATE) for name in names])
+    calm = run(client, "calm-a", range(4), actions)
+    for name in ("kill-a", "kill-b"):
+        run(client, name, range(2), actions)
+    restarts = backend.pool.restarts
+    for pid in backend.pool.pids:
+        os.kill(pid, signal.SIGKILL)
+    for name in ("kill-a", "kill-b"):
+        after = run(client, name, range(2, 4), actions)
+        for undisturbed, disturbed in zip(calm[2:], after, strict=True):
+            np.testing.assert_array_equal(undisturbed.frames, disturbed.frames)
+            np.testing.assert_array_equal(undisturbed.executed_actions, disturbed.executed_actions)
+            assert undisturbed.success == disturbed.success
+    assert backend.pool.restarts == restarts + 2
+    client.close_episodes(names)
+
+
+def test_the_same_actions_replay_to_the_same_bytes_whatever_the_batch(client: EnvironmentClient) -> None:
+    items = [ReplayItem(f"r{number}", STATE, number, wander(2)[:100]) for number in range(3)]
+    together = [outcome for _, outcome in client.replay(items)]
+    [(_, alone)] = client.replay(items[:1])
+    hashes = {outcome.frames_sha256 for outcome in [*together, alone] if isinstance(outcome, ReplayOutcome)}
+    assert len(together) == 3
+    assert len(hashes) == 1  # also: the seed has no effect in a simulator
