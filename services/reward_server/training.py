@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from services.reward_server.classifier import FrameClassifier
 from services.reward_server.frame_cache import LabelledFrames
+from services.reward_server.ghosts import draw_ghosts, smear
 from services.reward_server.labels import NEGATIVE, POSITIVE, UNKNOWN
 
 # Episodes scored at once while mining.
@@ -46,7 +47,11 @@ class TrainingSettings:
     noise: float = 0.02
     """Standard deviation of pixel noise, of full scale."""
     blur_probability: float = 0.25
-    """Share of the frames blurred as a world model blurs them (2x2 average)."""
+    """Share of the frames blurred by a 2x2 average."""
+    smear_probability: float = 0.35
+    """Share of the frames smeared as a world model's codec smears: averages over 2 or 4 pixels, stretched back."""
+    ghosts: int = 32
+    """Mixtures of a success and a failure in a batch, beside its `batch` frames (see ghosts.py)."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def draw_batch(pools: Pools, settings: TrainingSettings, generator: np.random.Ge
 
 
 def augment(frames: torch.Tensor, settings: TrainingSettings, generator: torch.Generator) -> torch.Tensor:
-    """Frames uint8 (n, h, w, 3) to float32 (n, 3, h, w) in -1..1 with other light, noise and blur.
+    """Frames uint8 (n, h, w, 3) to float32 (n, 3, h, w) in -1..1 with other light, noise, blur and smear.
 
     Nothing is moved: the height of the bottle is the label.
     """
@@ -121,6 +126,10 @@ def augment(frames: torch.Tensor, settings: TrainingSettings, generator: torch.G
     blurred = torch.nn.functional.avg_pool2d(values, 2, stride=1, padding=1)[:, :, 1:, 1:]
     chosen = torch.rand((count, 1, 1, 1), generator=generator) < settings.blur_probability
     values = torch.where(chosen, blurred, values)
+    kind = torch.rand((count, 1, 1, 1), generator=generator)
+    strength = torch.rand((count, 1, 1, 1), generator=generator)
+    smeared = torch.where(kind < settings.smear_probability / 2.0, smear(values, 2), smear(values, 4))
+    values = torch.where(kind < settings.smear_probability, torch.lerp(values, smeared, strength), values)
     scale = 1.0 + settings.brightness * (2.0 * torch.rand((count, 3, 1, 1), generator=generator) - 1.0)
     shift = settings.brightness * (2.0 * torch.rand((count, 1, 1, 1), generator=generator) - 1.0)
     noise = 2.0 * settings.noise * torch.randn(values.shape, generator=generator)
@@ -146,21 +155,28 @@ def train_round(
     optimizer: torch.optim.Optimizer,
     data: LabelledFrames,
     pools: Pools,
+    failures: NDArray[np.int64],
     settings: TrainingSettings,
     seed: int,
     round_index: int,
 ) -> Iterator[float]:
-    """Runs one round; yields the loss after each step. The learning rate falls over all rounds as a half cosine."""
+    """Runs one round; yields the loss after each step. The learning rate falls over all rounds as a half cosine.
+
+    `failures` are the failed episodes that ghosts are made with.
+    """
     generator = np.random.default_rng([seed, round_index])
     noise = torch.Generator().manual_seed(int(generator.integers(2**62)))
     flat_frames = data.frames.reshape(-1, *data.frames.shape[2:])
-    targets = torch.cat([torch.ones(settings.batch // 2), torch.zeros(settings.batch - settings.batch // 2)])
+    real_targets = (np.arange(settings.batch) < settings.batch // 2).astype(np.float32)
     total = settings.rounds * settings.steps_per_round
     classifier.train()
     for step in range(settings.steps_per_round):
         done = (round_index * settings.steps_per_round + step) / total
         optimizer.param_groups[0]["lr"] = settings.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
-        frames = torch.from_numpy(np.array(flat_frames[draw_batch(pools, settings, generator)]))
+        real = flat_frames[draw_batch(pools, settings, generator)]
+        ghosts = draw_ghosts(data, pools.positives, failures, settings.ghosts, generator)
+        frames = torch.from_numpy(np.concatenate([real, ghosts.frames]))
+        targets = torch.from_numpy(np.concatenate([real_targets, ghosts.targets]))
         logits = classifier.classify(augment(frames, settings, noise))
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets)
         if not bool(torch.isfinite(loss)):
@@ -186,13 +202,14 @@ def train(
     on_round: Callable[[int, dict[str, float]], None] = lambda index, metrics: None,
 ) -> None:
     """Trains in place on `episodes` (positions in `data`), from `first_round` on; `on_round` gets a round's figures."""
+    failures = episodes[~data.success[episodes]]
     for round_index in range(first_round, settings.rounds):
         if round_index == 0:
             pools = first_pools(data, episodes)
         else:
             pools = mined_pools(data, episodes, score(classifier, data, episodes), settings)
         losses = []
-        for loss in train_round(classifier, optimizer, data, pools, settings, seed, round_index):
+        for loss in train_round(classifier, optimizer, data, pools, failures, settings, seed, round_index):
             losses.append(loss)
             on_step()
         sizes = {"positives": len(pools.positives), "hard_negatives": len(pools.hard_negatives)}
