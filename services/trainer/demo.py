@@ -1,8 +1,8 @@
 """The whole loop in one command: `worldserve demo`, which is what `make demo` runs.
 
 It starts the reward model, the simulator and the world model as servers, improves the shipped policy by PPO inside the
-world model, evaluates both in the simulator on the sealed test states, and writes a page about it. Everything is kept in
-one directory; the same command goes on where an earlier one stopped.
+world model, evaluates both in the simulator on the sealed test states, and writes a page about it. Everything is kept
+in one directory; the same command goes on where an earlier one stopped.
 
     worldserve demo
     worldserve demo --fresh                    # throw away what an earlier call left, and start again
@@ -94,8 +94,8 @@ def check_weights(config: DemoConfig) -> None:
     """Raises FileNotFoundError naming every missing set of weights and the command that makes it."""
     commands = {
         config.reward: "worldserve fit-reward --data runs/noisy --out weights/reward",
-        config.policy: "worldserve sft --episodes runs/demos --out runs/sft, then copy runs/sft/policy there",
-        config.world_model: "worldserve finetune-wm --data runs/demos runs/noisy --out runs/wm, then copy runs/wm/model",
+        config.policy: "worldserve sft --episodes runs/demos --out runs/sft, then copy its policy",
+        config.world_model: "worldserve finetune-wm --data runs/demos runs/noisy --out runs/wm, then copy its model",
     }
     missing = [f"  {path}: {made}" for path, made in commands.items() if not (path / "model.safetensors").is_file()]
     if missing:
@@ -136,9 +136,7 @@ def claim_directory(config: DemoConfig) -> None:
     directory = config.directory
     if config.fresh:
         if directory.exists() and not (directory / "demo.json").exists() and any(directory.iterdir()):
-            raise ValueError(
-                f"out: expected a directory of an earlier demo to throw away; {directory} holds other things"
-            )
+            raise ValueError(f"out: expected a directory of an earlier demo; {directory} holds other things")
         shutil.rmtree(directory, ignore_errors=True)
     free = {"out", "fresh", "simulator_workers", "threads"}  # what the results do not depend on, or what is derived
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}

@@ -1,7 +1,7 @@
 """The same actions in simulator and world model, as video.
 
-A policy's episode in the simulator is rolled out again with every frame drawn; the actions that were executed there then
-run in the world model from the same initial state. What differs between the halves of the picture is the world model's.
+A policy's episode in the simulator is rolled out again with every frame drawn; the actions that were executed there
+then run in the world model from the same initial state. What differs between the halves is the world model's error.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def make_videos(
 ) -> list[SideBySide]:
     """Write one H.264 video an episode and an index to `directory`; return what the index holds.
 
-    `episodes` are (initial state, evaluation seed) of `worldserve evaluate`: with the same `policy_batch` the policy acts
-    as it did there. What the index already holds for the same episodes is not made again. `on_progress` gets
+    `episodes` are (initial state, evaluation seed) of `worldserve evaluate`: with the same `policy_batch` the policy
+    acts as it did there. What the index already holds for the same episodes is not made again. `on_progress` gets
     (newly done, total).
     """
     found = load_videos(directory)
