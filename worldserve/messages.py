@@ -6,13 +6,16 @@ Prose of every field: `protos/worldserve/v1/environment.proto` and `reward.proto
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worldserve.contract import Difference
+
+Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,31 @@ class ItemFailedError(RuntimeError):
         super().__init__("; ".join(str(error) for error in self.errors))
 
 
+def raise_for_errors(replies: Iterable[Reply | ItemError]) -> list[Reply]:
+    """The replies of a batch, none of which failed; raises ItemFailedError with every failed item otherwise."""
+    succeeded: list[Reply] = []
+    failed: list[ItemError] = []
+    for reply in replies:
+        if isinstance(reply, ItemError):
+            failed.append(reply)
+        else:
+            succeeded.append(reply)
+    if failed:
+        raise ItemFailedError(failed)
+    return succeeded
+
+
 @dataclass(frozen=True)
 class ResetItem:
-    """An episode to open. `seed` is a world model's noise seed."""
+    """An episode to open. `seed`, 0 to 2**64 - 1, is a world model's noise seed."""
 
     episode_id: str
     initial_state_id: str
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed: expected 0 to 2**64 - 1; got {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -128,7 +149,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class StepReply:
-    """A committed chunk: `frames` uint8 (n, height, width, 3), `frame_indices` int32 (n,), `rewards` float32 (chunk,)."""
+    """A committed chunk.
+
+    `frames` uint8 (n, height, width, 3) with `frame_indices` int32 (n,); `rewards` float32 (chunk,).
+    """
 
     episode_id: str
     committed_chunk_index: int

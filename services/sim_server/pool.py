@@ -27,6 +27,7 @@ class _Record:
 
     scene: Mapping[str, float]
     chunks: list[NDArray[np.float32]] = field(default_factory=list)
+    moved: bool = False  # a chunk failed half way: the scene is rebuilt before it is used again
 
     def actions(self) -> NDArray[np.float32]:
         return np.concatenate(self.chunks) if self.chunks else np.zeros((0, 14), np.float32)
@@ -63,6 +64,7 @@ class _Worker:
         with self.lock:
             for attempt in range(2):
                 try:
+                    self._restore(commands)
                     replies = self._exchange(commands)
                     break
                 except (EOFError, OSError, TimeoutError) as error:
@@ -70,6 +72,7 @@ class _Worker:
                         "simulator worker %d lost (%r); rebuilding %d episodes", self.number, error, len(self.records)
                     )
                     if attempt:
+                        self.kill()  # its late answer must not be taken for the next call's
                         raise WorkerLostError(f"simulator worker {self.number} died twice over one call") from error
                     self._rebuild()
             self._remember(commands, replies)
@@ -90,6 +93,18 @@ class _Worker:
         if past:
             self._exchange(past)
 
+    def _restore(self, commands: Sequence[Command]) -> None:
+        """Rebuilds the scenes of these commands whose last chunk failed half way."""
+        moved = {
+            command.episode_id: record
+            for command in commands
+            if isinstance(command, RunChunk) and (record := self.records.get(command.episode_id)) and record.moved
+        }
+        if moved:
+            self._exchange([OpenScene(name, record.scene, record.actions()) for name, record in moved.items()])
+        for record in moved.values():
+            record.moved = False
+
     def _remember(self, commands: Sequence[Command], replies: Sequence[Done | Failed]) -> None:
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(command, CloseScenes):
@@ -102,6 +117,8 @@ class _Worker:
                     )
                 else:
                     self.records[command.episode_id].chunks.append(command.actions)
+            elif isinstance(command, RunChunk) and command.episode_id in self.records:
+                self.records[command.episode_id].moved = True
 
     def kill(self) -> None:
         self._connection.close()

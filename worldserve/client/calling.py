@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import grpc
@@ -53,10 +53,22 @@ class Caller:
             time.sleep(backoff)
             backoff = min(LONGEST_BACKOFF_S, 2 * backoff)
 
+    def stream(self, method: Callable[..., Any], request: Any, timeout_s: float) -> Iterator[Any]:
+        """Calls a server-streaming method once and yields its messages.
+
+        Raises:
+            ServerAwayError: the server went away, or `timeout_s` passed.
+            grpc.RpcError: any other status, as it came.
+        """
+        try:
+            yield from method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise self._explain(error, error.code()) from error
+
     def _explain(self, error: grpc.RpcError, code: grpc.StatusCode) -> Exception:
         if code in (*RETRYABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return ServerAwayError(
-                f"{self.target}: no answer within {self.timeout_s:g} s ({code.name}: {error.details()}). "
+                f"{self.target}: no answer in time, or the connection broke ({code.name}: {error.details()}). "
                 "Is the server running there? `worldserve contract show TARGET` asks it."
             )
         return error

@@ -120,7 +120,7 @@ class EnvironmentClient:
     def read_frames(self, episode_id: str, chunk_index: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """The frames of the last committed chunk (-1: of the reset), one (frame number, uint8 (H, W, 3)) at a time."""
         request = environment_pb2.ReadFramesRequest(episode_id=episode_id, chunk_index=chunk_index)
-        for message in self._stub.ReadFrames(request, timeout=self._caller.timeout_s):
+        for message in self._caller.stream(self._stub.ReadFrames, request, self._caller.timeout_s):
             frames, indices = codec.frames_from_proto(message.frames)
             yield from zip((int(index) for index in indices), frames, strict=True)
 
@@ -131,7 +131,8 @@ class EnvironmentClient:
             interface=interface_to_proto(self._interface),
             items=[codec.replay_item_to_proto(item) for item in items],
         )
-        for message in self._stub.Replay(request, timeout=self._caller.timeout_s * max(1, len(items))):
+        timeout_s = self._caller.timeout_s * max(1, len(items))
+        for message in self._caller.stream(self._stub.Replay, request, timeout_s):
             if message.HasField("reply"):
                 yield message.episode_id, codec.replay_outcome_from_proto(message.episode_id, message.reply)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from worldserve.client.calling import Caller
-from worldserve.contract import Contract, fingerprint
+from worldserve.contract import Contract, Interface, adjust_bottle_interface, fingerprint
 from worldserve.messages import ItemError, ScoreItem, ScoreReply
 from worldserve.wire import codec
 from worldserve.wire.contracts import contract_from_proto
@@ -18,24 +18,24 @@ class RewardClient:
     Args:
         target: HOST:PORT.
         timeout_s: deadline of a call, retries included.
+        interface: what the caller's frames follow; None takes the default task's. The server refuses any other than
+            its own.
     """
 
-    def __init__(self, target: str, timeout_s: float = 60.0) -> None:
+    def __init__(self, target: str, timeout_s: float = 60.0, interface: Interface | None = None) -> None:
         self._caller = Caller(target, timeout_s)
         self._stub = reward_pb2_grpc.RewardServiceStub(self._caller.channel)
-        self._contract: Contract | None = None
+        self._fingerprint = fingerprint(interface or adjust_bottle_interface())
 
     def get_contract(self) -> Contract:
         """The server's contract, asked for at each call."""
         reply = self._caller.call(self._stub.GetContract, reward_pb2.RewardServiceGetContractRequest())
-        self._contract = contract_from_proto(reply.contract)
-        return self._contract
+        return contract_from_proto(reply.contract)
 
     def score(self, items: Sequence[ScoreItem]) -> list[ScoreReply | ItemError]:
         """Scores clips, in order. Raises ServerAwayError (a ConnectionError) when the server cannot be reached."""
-        contract = self._contract or self.get_contract()
         request = reward_pb2.ScoreRequest(
-            interface_fingerprint=fingerprint(contract.interface),
+            interface_fingerprint=self._fingerprint,
             items=[codec.score_item_to_proto(item) for item in items],
         )
         reply = self._caller.call(self._stub.Score, request)

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from worldserve.contract import Contract
+from worldserve.contract import Contract, Interface
 from worldserve.messages import BackendChunk, BackendStep, ItemError, ResetItem, ResetReply, ScoreItem, ScoreReply
 
 
@@ -17,7 +17,8 @@ class Backend(Protocol):
 
     The engine validates, clips, keeps order and idempotency, judges and ends episodes; a backend only moves worlds
     and draws frames. Calls may come from several threads, never two at once for one episode. An item that fails is
-    answered by an `ItemError` in its place; an exception fails the whole call.
+    answered by an `ItemError` in its place; an exception fails the whole call. Either way its episode must stand where
+    it stood: the caller may send the chunk again, with other actions too.
     """
 
     @property
@@ -50,8 +51,16 @@ class Backend(Protocol):
 class Judge(Protocol):
     """Who judges frames: the reward service, as seen by an environment."""
 
+    def check(self, interface: Interface) -> None:
+        """Raises ValueError unless the judge was made for `interface`."""
+        ...
+
     def score(self, items: Sequence[ScoreItem]) -> list[ScoreReply | ItemError]:
-        """Scores clips; an item that cannot be scored is answered by an `ItemError`."""
+        """Scores clips; an item that cannot be scored is answered by an `ItemError`.
+
+        Raises:
+            ConnectionError: when the reward service cannot be reached.
+        """
         ...
 
 

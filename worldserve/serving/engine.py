@@ -25,15 +25,15 @@ from worldserve.messages import (
     ResetItem,
     ResetReply,
     ScoreItem,
-    ScoreReply,
     StepItem,
     StepReply,
     Verdict,
 )
 from worldserve.serving import errors
 from worldserve.serving.backend import Backend, Judge
+from worldserve.serving.checks import check_actions, check_frames
 from worldserve.serving.metrics import ServerMetrics
-from worldserve.serving.sessions import Episode, EpisodeTable, PendingChunk
+from worldserve.serving.sessions import Admission, Episode, EpisodeTable, PendingChunk
 
 Outcome = TypeVar("Outcome")
 EPISODE_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
@@ -81,11 +81,13 @@ class EnvironmentEngine:
         opening: list[int] = []
         seen: set[str] = set()
         try:
-            for position, item in enumerate(items):
-                outcome = self._admit(position, item, seen, deadline)
+            # In the order of ids: two calls with the same ids in other orders cannot wait for each other.
+            for position in sorted(range(len(items)), key=lambda p: items[p].episode_id):
+                outcome = self._admit(position, items[position], seen, deadline)
                 if outcome is None:
                     opening.append(position)
                 results[position] = outcome
+            opening.sort()
             replies = (
                 self._guard(lambda: self.backend.reset([items[p] for p in opening]), len(opening)) if opening else []
             )
@@ -112,10 +114,13 @@ class EnvironmentEngine:
             )  # fmt: skip
         seen.add(item.episode_id)
         place = self.episodes.begin_open(item.episode_id, max(0.0, deadline - time.monotonic()))
-        if place is True:
+        if place is Admission.RESERVED:
             return None
-        if place is False:
+        if place is Admission.FULL:
             return errors.at_capacity(name, self.episodes.capacity)
+        if place is Admission.BUSY:
+            return errors.episode_busy(f"{name}.episode_id", item.episode_id)
+        assert isinstance(place, Episode)
         for field in ("initial_state_id", "seed"):
             expected, got = getattr(place.request, field), getattr(item, field)
             if expected != got:
@@ -127,6 +132,11 @@ class EnvironmentEngine:
         if isinstance(reply, ItemError):
             self.episodes.finish_open(item.episode_id, None)
             return replace(reply, name=f"items[{position}].{reply.name}")
+        complaint = check_frames(reply.frame[None], 1, self.contract.interface)
+        if complaint is not None:
+            self.episodes.finish_open(item.episode_id, None)
+            self.backend.close_episodes([item.episode_id])
+            return self._broken(f"items[{position}].frame", complaint)
         if not np.isfinite(reply.proprioception).all():
             self.episodes.finish_open(item.episode_id, None)
             self.backend.close_episodes([item.episode_id])
@@ -185,41 +195,18 @@ class EnvironmentEngine:
                 "Send its next chunk in the next call.", "EPISODE_TWICE_IN_BATCH",
             )  # fmt: skip
         seen.add(item.episode_id)
-        complaint = self._check_actions(name, item.actions)
+        complaint = check_actions(name, item.actions, self.contract.interface)
         if complaint is not None:
+            if complaint.reason == "NON_FINITE_ACTION":
+                self.metrics.non_finite.inc(int((~np.isfinite(item.actions)).sum()))
             return complaint
         episode = self.episodes.get(item.episode_id)
         if episode is None:
             return errors.episode_unknown(f"{name}.episode_id", item.episode_id)
         if not episode.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            return ItemError(
-                "DEADLINE_EXCEEDED", "EPISODE_BUSY", f"{name}.episode_id", "an idle episode",
-                "another call still runs its chunk", "Send the same Step again.", errors.RETRY_AFTER_S,
-            )  # fmt: skip
+            return errors.episode_busy(f"{name}.episode_id", item.episode_id)
         locked.append(episode)
         return self._place(name, position, item, episode)
-
-    def _check_actions(self, name: str, actions: NDArray[np.float32]) -> ItemError | None:
-        interface = self.contract.interface
-        shape = (interface.timing.chunk_actions, interface.action_dimensions)
-        if actions.dtype != np.float32:
-            return errors.invalid(
-                f"{name}.actions", "dtype float32", f"dtype {actions.dtype}", "Convert before sending.", "WRONG_DTYPE"
-            )
-        if actions.shape != shape:
-            return errors.invalid(
-                f"{name}.actions", f"shape {shape}", f"shape {actions.shape}",
-                "Send a whole chunk in the contract's action layout.", "WRONG_SHAPE",
-            )  # fmt: skip
-        finite = np.isfinite(actions)
-        if not finite.all():
-            self.metrics.non_finite.inc(int((~finite).sum()))
-            row, column = (int(value) for value in np.argwhere(~finite)[0])
-            return errors.invalid(
-                f"{name}.actions[{row}, {column}]", "a finite number", repr(float(actions[row, column])),
-                "Has the policy diverged? Nothing was run.", "NON_FINITE_ACTION",
-            )  # fmt: skip
-        return None
 
     def _place(self, name: str, position: int, item: StepItem, episode: Episode) -> _Run | StepReply | ItemError:
         """Where a chunk stands in its episode: to run, to judge again, or committed already."""
@@ -249,7 +236,7 @@ class EnvironmentEngine:
             if self.judge is not None:
                 wanted |= set(self._judged_frames(episode.elapsed_steps, len(item.actions)))
             run.pending = PendingChunk(
-                item.chunk_index, sent, executed.actions, executed.clipped_count, tuple(sorted(wanted)),
+                item.chunk_index, sent, item.frames, executed.actions, executed.clipped_count, tuple(sorted(wanted)),
                 BackendChunk(np.zeros((0, 0, 0, 3), np.uint8), None),
             )  # fmt: skip
         return run
@@ -281,6 +268,10 @@ class EnvironmentEngine:
                     self.metrics.non_finite.inc()
                 results[run.position] = replace(outcome, name=f"items[{run.position}].{outcome.name}")
                 continue
+            complaint = check_frames(outcome.frames, len(run.pending.frame_indices), self.contract.interface)
+            if complaint is not None:
+                results[run.position] = self._broken(f"items[{run.position}].frames", complaint)
+                continue
             run.pending.chunk = outcome
             run.episode.pending = run.pending
 
@@ -308,12 +299,12 @@ class EnvironmentEngine:
             asked.append(run)
         if not asked or self.judge is None:
             return
-        started = time.perf_counter()
+        judge, started = self.judge, time.perf_counter()
         try:
-            replies: list[ScoreReply | ItemError] = self.judge.score(clips)
+            replies = self._guard(lambda: judge.score(clips), len(clips))
         except ConnectionError as error:
             _log.warning("reward server away: %s", error)
-            replies = [errors.judge_away("verdict", "no answer") for _ in asked]
+            replies = [errors.judge_away("verdict", "no answer")] * len(clips)
         seconds = time.perf_counter() - started
         for run, reply in zip(asked, replies, strict=True):
             run.reward_seconds = seconds
@@ -333,7 +324,8 @@ class EnvironmentEngine:
         rewards = np.zeros(count, np.float32)
         if ended:
             rewards[-1] = float(bool(self._success(run)))
-        wanted = run.item.frames.frame_indices(episode.elapsed_steps - count, count)
+        selection = pending.selection  # of the request that ran; one that only asked for the verdict again may differ
+        wanted = selection.frame_indices(episode.elapsed_steps - count, count)
         rows = [pending.frame_indices.index(index) for index in wanted]
         frames = pending.chunk.frames[rows] if rows else np.zeros(
             (0, interface.observation.height, interface.observation.width, 3), np.uint8
@@ -341,8 +333,8 @@ class EnvironmentEngine:
         reply = StepReply(
             episode_id=run.item.episode_id,
             committed_chunk_index=pending.chunk_index,
-            frames=np.zeros_like(frames[:0]) if run.item.frames.stream else frames,
-            frame_indices=np.array([] if run.item.frames.stream else wanted, np.int32),
+            frames=np.zeros_like(frames[:0]) if selection.stream else frames,
+            frame_indices=np.array([] if selection.stream else wanted, np.int32),
             executed_actions=pending.executed,
             clipped_count=pending.clipped_count,
             elapsed_steps=episode.elapsed_steps,
@@ -395,13 +387,21 @@ class EnvironmentEngine:
         return len(removed)
 
     def _guard(self, call: Callable[[], Sequence[Outcome | ItemError]], count: int) -> list[Outcome | ItemError]:
-        """Runs a backend call; an exception becomes INTERNAL for every item, its text only in the log."""
+        """Runs a call of backend or judge; an exception becomes INTERNAL for every item, its text only in the log."""
         try:
             outcomes = list(call())
             if len(outcomes) != count:
-                raise RuntimeError(f"backend: expected {count} outcomes; got {len(outcomes)}")
+                raise RuntimeError(f"expected {count} outcomes; got {len(outcomes)}")
             return outcomes
+        except ConnectionError:
+            raise
         except Exception:  # the loop cannot die of one backend's fault; the log has the traceback
             reference = uuid.uuid4().hex[:12]
             _log.exception("backend call failed [%s]", reference)
             return [errors.internal("backend", reference)] * count
+
+    def _broken(self, name: str, complaint: str) -> ItemError:
+        """A backend's answer that breaks its promise: the text stays in the log."""
+        reference = uuid.uuid4().hex[:12]
+        _log.error("%s [%s]", complaint, reference)
+        return errors.internal(name, reference)

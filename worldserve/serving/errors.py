@@ -38,6 +38,14 @@ def episode_ended(name: str, episode_id: str, end_reason: str, chunks: int) -> I
     )  # fmt: skip
 
 
+def episode_busy(name: str, episode_id: str) -> ItemError:
+    """Another call works on the episode, and this call's deadline passed while it waited."""
+    return ItemError(
+        "UNAVAILABLE", "EPISODE_BUSY", name, "an idle episode", f"{quote(episode_id)}, on which another call works",
+        "Send the same item again: a duplicate waits for the first and gets its reply.", RETRY_AFTER_S,
+    )  # fmt: skip
+
+
 def wrong_chunk_index(name: str, expected: int, got: int) -> ItemError:
     """A chunk out of order."""
     return ItemError(
@@ -120,6 +128,22 @@ def judge_away(name: str, detail: str) -> ItemError:
     return ItemError(
         "UNAVAILABLE", "REWARD_UNAVAILABLE", name, "a verdict of the reward server", detail,
         "Send the same Step again: the chunk is kept and only its judgement is repeated.", RETRY_AFTER_S,
+    )  # fmt: skip
+
+
+def judge_changed(name: str, expected: str, got: str) -> ItemError:
+    """Another reward model answers at the reward server's address than the one this server's contract names."""
+    return ItemError(
+        "FAILED_PRECONDITION", "REWARD_CHANGED", name, f"the reward model with provenance {expected}", got,
+        "Restart this server, so that its contract names the new reward model, or start the old one again.",
+    )  # fmt: skip
+
+
+def server_busy(limit: int) -> ItemError:
+    """More calls at once than the server has threads for."""
+    return ItemError(
+        "UNAVAILABLE", "SERVER_BUSY", "call", f"at most {limit} calls at once", "one more",
+        "Batch: one call carries many episodes. Clients of worldserve try again by themselves.", RETRY_AFTER_S,
     )  # fmt: skip
 
 

@@ -1,16 +1,26 @@
-"""Prometheus metrics of a server, and the interceptor that counts its calls."""
+"""Prometheus metrics of a server, and the interceptor that counts, guards and limits its calls."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import grpc
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from worldserve.messages import StepReply
+from worldserve.serving import errors
 from worldserve.version import __version__
+from worldserve.wire.status import abort
+
+_log = logging.getLogger("worldserve.server")
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -70,18 +80,33 @@ class ServerMetrics:
 
     def serve(self, host: str, port: int) -> tuple[Any, int]:
         """Starts `/metrics` and returns (server, port). Port 0 takes a free one."""
-        server, _ = start_http_server(port, host, self.registry)
+        server = make_server(
+            host, port, make_wsgi_app(self.registry), ThreadingWSGIServer, handler_class=_SilentHandler
+        )
+        # The interval is how long a stop takes, not how long a scrape waits.
+        threading.Thread(target=server.serve_forever, args=(0.05,), name="metrics", daemon=True).start()
         return server, int(server.server_port)
 
 
-class MetricsInterceptor(grpc.ServerInterceptor):
-    """Counts and times every call by method and final status code."""
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a scrape every few seconds is no news."""
 
-    def __init__(self, metrics: ServerMetrics) -> None:
-        self._metrics = metrics
+
+class CallInterceptor(grpc.ServerInterceptor):
+    """Counts and times every call by method and final status code, and keeps the server whole.
+
+    An exception becomes INTERNAL with a reference; its text stays in the log. At most `max_calls` calls run at once,
+    so that threads are left for health checks; one more is UNAVAILABLE with a time to come again. The health and
+    reflection services are left alone.
+    """
+
+    def __init__(self, metrics: ServerMetrics, max_calls: int) -> None:
+        self._metrics, self._max_calls = metrics, max_calls
+        self._places = threading.BoundedSemaphore(max_calls)
 
     def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
-        """Wraps the handler of a call; the health and reflection services are left alone."""
+        """Wraps the handler of a call."""
         handler = continuation(details)
         if handler is None or not details.method.startswith("/worldserve."):
             return handler
@@ -91,29 +116,38 @@ class MetricsInterceptor(grpc.ServerInterceptor):
         return handler._replace(unary_unary=self._unary(method, handler.unary_unary))
 
     def _unary(self, method: str, call: Any) -> Any:
-        def counted(request: Any, context: grpc.ServicerContext) -> Any:
-            with _Timed(self._metrics, method, context):
+        def guarded(request: Any, context: grpc.ServicerContext) -> Any:
+            with self._watch(method, context):
                 return call(request, context)
 
-        return counted
+        return guarded
 
     def _stream(self, method: str, call: Any) -> Any:
-        def counted(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            with _Timed(self._metrics, method, context):
+        def guarded(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with self._watch(method, context):
                 yield from call(request, context)
 
-        return counted
+        return guarded
 
-
-class _Timed:
-    def __init__(self, metrics: ServerMetrics, method: str, context: grpc.ServicerContext) -> None:
-        self._metrics, self._method, self._context = metrics, method, context
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        code = self._context.code()  # type: ignore[attr-defined]
-        name = code.name if code is not None else ("OK" if error is None else "UNKNOWN")
-        self._metrics.calls.labels(self._method, name).inc()
-        self._metrics.latency.labels(self._method).observe(time.perf_counter() - self._started)
+    @contextlib.contextmanager
+    def _watch(self, method: str, context: Any) -> Iterator[None]:
+        started, placed, name = time.perf_counter(), self._places.acquire(blocking=False), "OK"
+        try:
+            if not placed:
+                abort(context, errors.server_busy(self._max_calls))
+            yield
+        except GeneratorExit:  # the caller of a stream went away
+            name = "CANCELLED"
+            raise
+        except Exception:
+            if context.code() is not None:  # an abort of our own
+                raise
+            reference = uuid.uuid4().hex[:12]
+            _log.exception("%s failed [%s]", method, reference)
+            abort(context, errors.internal(method, reference))
+        finally:
+            if placed:
+                self._places.release()
+            code = context.code()
+            self._metrics.calls.labels(method, code.name if code is not None else name).inc()
+            self._metrics.latency.labels(method).observe(time.perf_counter() - started)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import uuid
 
 import grpc
 import numpy as np
@@ -16,6 +18,8 @@ from worldserve.wire import codec
 from worldserve.wire.arrays import ArrayError
 from worldserve.wire.contracts import contract_to_proto
 from worldserve.wire.generated import reward_pb2, reward_pb2_grpc
+
+_log = logging.getLogger("worldserve.reward")
 
 
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
@@ -71,8 +75,18 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
     def _judge(self, name: str, item: ScoreItem) -> ScoreReply | ItemError:
         rule = self._scorer.contract.interface.reward
         rows = np.flatnonzero((item.frame_indices >= rule.first_frame) & (item.frame_indices <= rule.last_frame))
-        with self._lock:
-            probabilities = self._scorer.probabilities(item.frames[rows]) if len(rows) else np.zeros(0, np.float32)
+        try:
+            with self._lock:
+                probabilities = self._scorer.probabilities(item.frames[rows]) if len(rows) else np.zeros(0, np.float32)
+            if probabilities.shape != (len(rows),) or probabilities.dtype != np.float32:
+                raise ValueError(f"expected float32 ({len(rows)},); got {probabilities.dtype} {probabilities.shape}")
+        except FloatingPointError:
+            self._metrics.non_finite.inc()
+            return errors.not_finite(f"{name}.frames", "probabilities")
+        except Exception:  # one clip's fault must not take the others along; its text stays in the log
+            reference = uuid.uuid4().hex[:12]
+            _log.exception("scorer failed [%s]", reference)
+            return errors.internal(f"{name}.frames", reference)
         if not np.isfinite(probabilities).all():
             self._metrics.non_finite.inc(int((~np.isfinite(probabilities)).sum()))
             return errors.not_finite(f"{name}.frames", "probabilities")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from worldserve.messages import BackendChunk, ResetItem, ResetReply, StepReply, Verdict
+from worldserve.messages import BackendChunk, FrameSelection, ResetItem, ResetReply, StepReply, Verdict
 
 
 @dataclass
@@ -18,6 +19,7 @@ class PendingChunk:
 
     chunk_index: int
     actions: bytes
+    selection: FrameSelection
     executed: NDArray[np.float32]
     clipped_count: int
     frame_indices: tuple[int, ...]
@@ -44,6 +46,14 @@ class Episode:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+class Admission(enum.Enum):
+    """What `EpisodeTable.begin_open` says of an id that is not open."""
+
+    RESERVED = "reserved"
+    FULL = "full"
+    BUSY = "busy"
+
+
 class EpisodeTable:
     """Episodes by id, at most `capacity`; ids being opened count, so that two Resets cannot overfill it."""
 
@@ -62,19 +72,20 @@ class EpisodeTable:
         with self._lock:
             return self._episodes.get(episode_id)
 
-    def begin_open(self, episode_id: str, timeout_s: float) -> Episode | bool:
-        """The open episode of that id; else True with a place reserved, or False where there is no room.
+    def begin_open(self, episode_id: str, timeout_s: float) -> Episode | Admission:
+        """The open episode of that id, or whether it may be opened (a place is then reserved).
 
         While another call is opening the same id this waits for it: a retry must not open a second episode.
         """
         with self._lock:
-            self._lock.wait_for(lambda: episode_id not in self._opening, timeout_s)
+            if not self._lock.wait_for(lambda: episode_id not in self._opening, timeout_s):
+                return Admission.BUSY
             if episode_id in self._episodes:
                 return self._episodes[episode_id]
-            if episode_id in self._opening or len(self._episodes) + len(self._opening) >= self.capacity:
-                return False
+            if len(self._episodes) + len(self._opening) >= self.capacity:
+                return Admission.FULL
             self._opening.add(episode_id)
-            return True
+            return Admission.RESERVED
 
     def finish_open(self, episode_id: str, episode: Episode | None) -> None:
         """Puts the opened episode into the reserved place, or gives the place up."""

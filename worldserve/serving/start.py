@@ -13,7 +13,9 @@ from worldserve.wire.generated.reward_pb2_grpc import add_RewardServiceServicer_
 
 
 def start_environment_server(backend: Backend, judge: Judge | None, settings: ServerSettings) -> RunningServer:
-    """Starts an `EnvironmentService` over a backend."""
+    """Starts an `EnvironmentService` over a backend. Raises ValueError when the judge follows another interface."""
+    if judge is not None:
+        judge.check(backend.contract.interface)
     provenance = backend.contract.provenance
     metrics = ServerMetrics(provenance.kind, provenance.backend)
     servicer = EnvironmentServicer(EnvironmentEngine(backend, judge, metrics))
