@@ -28,10 +28,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.trainer.policies import FlowPolicy, Prefix, load_policy, save_policy
+from services.trainer.flow_matching_density import Draws, flow_matching_log_probabilities, make_draws
+from services.trainer.policies import FlowPolicy, PolicyEvaluation, Prefix, load_policy, save_policy
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.recipes import parse_command
-from services.trainer.rollout import Client, Rollout, collect_rollout, make_observation, unique_run_name
+from services.trainer.rollout import Client, Rollout, SampleMode, collect_rollout, make_observation, unique_run_name
 from services.trainer.run_record import RunRecord
 from services.trainer.self_imitation import Decisions, imitate
 from services.trainer.statistics import explained_variance
@@ -190,6 +191,8 @@ class Learner:
         for parameter in frozen:
             parameter.requires_grad_(False)
         self._prefix: Prefix | None = None
+        self._draws: Draws | None = None
+        self._old = torch.zeros(0)
         self.value_parameters = policy.value_parameters()
         own = {id(parameter) for parameter in self.value_parameters}
         self.policy_parameters = [p for p in policy.parameters() if p.requires_grad and id(p) not in own]
@@ -214,6 +217,7 @@ class Learner:
         self.policy_optimizer.param_groups[0]["lr"] = self.learning_rate
         self._before_step = None
         self._prefix = self._encode(rollout) if config.trainable == "expert" else None
+        self._old = self._old_log_probabilities(rollout, targets, generator) if train_policy else torch.zeros(0)
         log: dict[str, list[float]] = {}
         stopped, undone = "", 0
         for epoch in range(max(config.update_epochs if train_policy else 0, value_epochs)):
@@ -268,20 +272,16 @@ class Learner:
         self.value_optimizer.zero_grad(set_to_none=True)
         for part in _slices(rows, config.microbatch_size):
             index, share = torch.from_numpy(part), len(part) / len(rows)
-            observation = rollout.observation(part)
-            prefix = self._prefix.select(index) if self._prefix is not None else None
             loss = torch.zeros(())
             measured: dict[str, float] = {}
             if with_policy:
-                evaluation = self.policy.evaluate_sample(observation, rollout.sample(part), prefix)
+                evaluation = self.evaluate(rollout, part)
                 values = evaluation.values
-                ratio = log_ratios(
-                    evaluation.log_probabilities, targets.old_log_probabilities[index], config.ratio_level
-                )
+                ratio = log_ratios(evaluation.log_probabilities, self._old[index], config.ratio_level)
                 loss = policy_loss(ratio, targets.advantages[index], config.clip_low, config.clip_high)
                 measured |= _ratio_metrics(ratio.detach(), loss.detach(), config)
             else:
-                values = self.policy.value(observation, prefix)
+                values = self.policy.value(rollout.observation(part), self._kept_prefix(index))
             if with_value:
                 old, returns = targets.old_values[index], targets.returns[index]
                 critic = value_loss(values, old, returns, config.value_clip, config.huber_delta)
@@ -309,6 +309,30 @@ class Learner:
             self.value_optimizer.step()
         return reason
 
+    def evaluate(self, rollout: Rollout, rows: NDArray[np.int64]) -> PolicyEvaluation:
+        """Log-probabilities and values of decisions `rows` under the present weights, by the configured density."""
+        index, observation = torch.from_numpy(rows), rollout.observation(rows)
+        prefix, sample = self._kept_prefix(index), rollout.sample(rows)
+        if self._draws is None:
+            return self.policy.evaluate_sample(observation, sample, prefix)
+        terms, prefix = flow_matching_log_probabilities(
+            self.policy, observation, sample.actions, self._draws.select(index), prefix, self.config.density_std
+        )
+        return PolicyEvaluation(terms, self.policy.value(observation, prefix))
+
+    def _kept_prefix(self, index: Tensor) -> Prefix | None:
+        return self._prefix.select(index) if self._prefix is not None else None
+
+    def _old_log_probabilities(self, rollout: Rollout, targets: Targets, generator: np.random.Generator) -> Tensor:
+        """The rollout's own, or those of the surrogate under the weights before the update."""
+        config = self.config
+        if config.density == "flow_sde":
+            return targets.old_log_probabilities
+        self._draws = make_draws(self.policy, rollout.rewards.size, config.density_draws, generator)
+        with torch.no_grad():
+            parts = _slices(np.arange(rollout.rewards.size), config.microbatch_size)
+            return torch.cat([self.evaluate(rollout, rows).log_probabilities for rows in parts])
+
     def _encode(self, rollout: Rollout) -> Prefix:
         """The frozen prefix of every decision, computed once an iteration."""
         with torch.no_grad():
@@ -333,10 +357,8 @@ class Learner:
         rows = generator.permutation(rollout.rewards.size)[: config.minibatch_size]
         with torch.no_grad():
             for part in _slices(rows, config.microbatch_size):
-                prefix = self._prefix.select(torch.from_numpy(part)) if self._prefix is not None else None
-                evaluation = self.policy.evaluate_sample(rollout.observation(part), rollout.sample(part), prefix)
-                new = evaluation.log_probabilities
-                log_ratio.append(log_ratios(new, targets.old_log_probabilities[part], config.ratio_level))
+                new = self.evaluate(rollout, part).log_probabilities
+                log_ratio.append(log_ratios(new, self._old[torch.from_numpy(part)], config.ratio_level))
         measured = _ratio_metrics(torch.cat(log_ratio), torch.zeros(()), config)
         return int(bool(_stop_reason(measured, config)) and self._undo())
 
@@ -425,12 +447,13 @@ def train(
     learner = Learner(policy, config)
     first = _resume(record, learner) if config.resume else 0
     run_name = unique_run_name("ppo")
+    mode: SampleMode = "sample" if config.density == "flow_sde" else "mean"
     for iteration in range(first, config.iterations):
         wall, cpu = time.perf_counter(), time.process_time()
         states = choose_initial_states(initial_state_ids, config, iteration)
         on_progress("rollout", 0, len(states))
         rollout = collect_rollout(
-            client, policy, states, config.seed, config.reward_source, "sample", config.batch,
+            client, policy, states, config.seed, config.reward_source, mode, config.batch,
             iteration=iteration, run_name=run_name, policy_batch=config.policy_batch,
             overlap=config.overlap, on_progress=lambda count: on_progress("rollout", count, 0),
         )  # fmt: skip
@@ -441,7 +464,7 @@ def train(
             )
         collected = time.process_time()
         targets = make_targets(rollout, _final_values(policy, rollout, config), config)
-        metrics = check_agreement(policy, rollout, config) if iteration == first else {}
+        metrics = check_agreement(policy, rollout, config) if iteration == first and mode == "sample" else {}
         on_progress("update", 0, 0)
         metrics |= learner.update(rollout, targets, iteration, np.random.default_rng([config.seed, iteration, 2]))
         metrics |= _rollout_metrics(rollout, targets) | {

@@ -55,6 +55,15 @@ class PPOConfig:
     noise_correlation: float = 0.0
     """Correlation of the noise between consecutive actions; near 1, a whole trajectory moves aside."""
 
+    # Density
+    density: Literal["flow_sde", "flow_matching"] = "flow_sde"
+    """"flow_sde": the exact density of one stochastic denoise step. "flow_matching": FPO's surrogate from the
+    flow-matching loss of the whole chunk (see flow_matching_density.py); acting then adds no noise."""
+    density_draws: int = 2
+    """Noises and flow times a decision, with `density: flow_matching`."""
+    density_std: float = 0.3
+    """Standard deviation, in normalised actions, that turns squared error into log-density there."""
+
     # Returns
     gamma: float = 1.0
     """Discount a decision (a chunk)."""
