@@ -1,7 +1,7 @@
 """One self-contained HTML page about a run: `worldserve report`.
 
-A run is what `worldserve demo` or `worldserve ppo` left. The page holds its figures, curves and videos itself, so that it
-can be sent as one file; it needs no network and reads on a phone. What a run does not have yet is left out.
+A run is what `worldserve demo` or `worldserve ppo` left. The page holds its figures, curves and videos itself, so that
+it can be sent as one file; it needs no network and reads on a phone. What a run does not have yet is left out.
 
     worldserve report runs/demo
     worldserve report runs/ppo --out /tmp/report.html
@@ -140,9 +140,9 @@ def _headline(run: RunFiles) -> str:
     rated = (run.result or run.sft or {}).get("success") or {}
     seeds = (run.demo or {}).get("evaluation_seeds", [])
     notes.append(
-        f"Success in the simulator on {rated.get('count')} sealed initial states, {len(seeds) or 1} episode(s) each, the "
-        f"same states and noise for both policies. Brackets: {rated.get('confidence', 0):.0%} interval, bootstrap over "
-        "states."
+        f"Success in the simulator on {rated.get('count')} sealed initial states, {len(seeds) or 1} episode(s) each, "
+        f"the same states and noise for both policies. Brackets: {rated.get('confidence', 0):.0%} interval, bootstrap "
+        "over states."
     )
     if (run.demo or {}).get("tiny"):
         notes.append("A tiny run: it shows that every part works, its figures mean nothing.")
