@@ -18,6 +18,7 @@ from torch import Tensor
 
 from services.wm_server import checkpoint
 from services.wm_server.codec import SPATIAL_FACTOR, VideoCodec, emphasis_weights, to_float
+from services.wm_server.episodes import EpisodeSubset
 from services.wm_server.windows import (
     CHUNK_FRAMES,
     CONDITION_LATENTS,
@@ -32,6 +33,7 @@ from services.wm_server.windows import (
 from worldserve.episodes import Episode
 
 FUTURE_LATENTS = LATENT_FRAMES - CONDITION_LATENTS
+SHARD_EPISODES = 64
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class WindowChoice:
 
     starts: tuple[int, ...] = (0, 50, 100, 150)
     """Frames before a window's future: those of the chunks, which serving meets."""
-    random_starts: int = 1
+    random_starts: int = 0
     """Further windows an episode, at random places."""
     mirror: bool = True
     """Every window mirrored left to right too: twice the grasps (needs the pose format rotation_columns)."""
@@ -73,9 +75,8 @@ def window_weights(pixels: Tensor, choice: WindowChoice) -> Tensor:
     return F.avg_pool2d(weights.mean(1), SPATIAL_FACTOR)[:, 0]
 
 
-@torch.inference_mode()
 def encode_windows(
-    episodes: Sequence[Episode],
+    episodes: EpisodeSubset,
     codec: VideoCodec,
     statistics: PoseStatistics,
     choice: WindowChoice,
@@ -84,54 +85,72 @@ def encode_windows(
     seed: int,
     key: Mapping[str, Any],
 ) -> LatentWindows:
-    """Encodes windows of all episodes into `out`, once: what is there with the same `key` is opened and returned."""
-    from rich.progress import track
+    """Encodes windows of all episodes into `out`, in shards of 64 episodes, each written whole or not at all.
 
-    key = {**key, "choice": choice.__dict__, "pose_format": pose_format, "seed": seed, "episodes": len(episodes)}
-    key = json.loads(json.dumps(key, default=str))
-    if (out / "index.json").exists():
-        there = json.loads((out / "index.json").read_text(encoding="utf-8"))
-        if there["key"] == key:
-            return LatentWindows(out)
+    A shard that is there with the same `key` (codec, choices, episodes) is kept, so an interrupted run goes on, and two
+    processes may share the work.
+    """
+    from rich.progress import Progress
+
+    shards = []
+    infos = episodes.infos
+    with Progress(transient=True) as bar:
+        task = bar.add_task(f"latents, {out.name}", total=len(episodes))
+        for number, start in enumerate(range(0, len(episodes), SHARD_EPISODES)):
+            positions = range(start, min(start + SHARD_EPISODES, len(episodes)))
+            names = [infos[position].episode_id for position in positions]
+            facts = {**key, "choice": choice.__dict__, "pose_format": pose_format, "seed": seed, "episodes": names}
+            wanted = json.loads(json.dumps(facts, default=str))
+            shard = out / f"shard_{number:04d}"
+            index = shard / "index.json"
+            if not index.exists() or json.loads(index.read_text(encoding="utf-8"))["key"] != wanted:
+                part = EpisodeSubset(episodes.reader, [episodes.positions[position] for position in positions])
+                _encode_shard(part, codec, statistics, choice, pose_format, shard, [seed, 3, number], wanted)
+            shards.append(shard)
+            bar.update(task, advance=len(positions))
+    return LatentWindows(shards)
+
+
+@torch.inference_mode()
+def _encode_shard(
+    episodes: EpisodeSubset,
+    codec: VideoCodec,
+    statistics: PoseStatistics,
+    choice: WindowChoice,
+    pose_format: str,
+    out: Path,
+    seed: Sequence[int],
+    key: Mapping[str, Any],
+) -> None:
     staging = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     rows: list[dict[str, Any]] = []
-    copies = 2 if choice.mirror else 1
-    total = len(episodes) * (len(choice.starts) + choice.random_starts) * copies
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, list[NDArray[Any]]] = {"latents": [], "weights": [], "conditioning": []}
+    random = np.random.default_rng(seed)
     try:
-        for position in track(range(len(episodes)), description="latents", transient=True):
-            episode = episodes[position]
+        for episode in episodes:
             frames, poses = episode.frames, episode_poses(episode, pose_format)
-            random = np.random.default_rng([seed, 3, position])
             last = len(frames) - 1 - CHUNK_FRAMES
             starts = [*choice.starts, *random.integers(1, last, size=choice.random_starts).tolist()]
-            for mirrored in (False, True)[:copies]:
+            for mirrored in (False, True)[: 2 if choice.mirror else 1]:
                 shown = frames[:, :, ::-1] if mirrored else frames
                 moved = mirror_poses(poses) if mirrored else poses
                 for start in starts:
                     window = build_window(shown, moved, start, statistics, future=True)
                     pixels = to_float(torch.from_numpy(np.ascontiguousarray(window.pixels)))
-                    values = {
-                        "latents": codec.encode(pixels[None])[0].numpy().astype(np.float16),
-                        "weights": window_weights(pixels, choice).numpy().astype(np.float16),
-                        "conditioning": window.conditioning,
-                    }
-                    for name, value in values.items():
-                        if name not in arrays:
-                            path, shape = str(staging / f"{name}.npy"), (total, *value.shape)
-                            arrays[name] = np.lib.format.open_memmap(path, "w+", value.dtype, shape)  # type: ignore[no-untyped-call]
-                        arrays[name][len(rows)] = value
+                    arrays["latents"].append(codec.encode(pixels[None])[0].numpy().astype(np.float16))
+                    arrays["weights"].append(window_weights(pixels, choice).numpy().astype(np.float16))
+                    arrays["conditioning"].append(window.conditioning)
                     facts = {"episode_id": episode.episode_id, "initial_state_id": episode.initial_state_id}
                     rows.append({**facts, "t": start, "mirrored": mirrored, "success": episode.success})
-        arrays.clear()
+        for name, values in arrays.items():
+            np.save(staging / f"{name}.npy", np.stack(values))
         checkpoint.write_json(staging / "index.json", {"key": key, "rows": rows})
         shutil.rmtree(out, ignore_errors=True)
         os.replace(staging, out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return LatentWindows(out)
 
 
 @dataclass(frozen=True)
@@ -144,29 +163,35 @@ class Batch:
 
 
 class LatentWindows:
-    """Encoded windows, opened from a directory of `encode_windows`."""
+    """Encoded windows, opened from the shards of `encode_windows`; latents stay on disk until a batch needs them."""
 
-    def __init__(self, directory: Path) -> None:
-        index = json.loads((directory / "index.json").read_text(encoding="utf-8"))
-        self.rows: list[dict[str, Any]] = index["rows"]
-        self._latents = np.load(directory / "latents.npy", mmap_mode="r")
-        self._weights = np.load(directory / "weights.npy", mmap_mode="r")
-        self._conditioning = np.load(directory / "conditioning.npy", mmap_mode="r")
-        expected = (WINDOW_FRAMES, len(self.rows))
-        if (self._conditioning.shape[1], len(self._latents)) != expected:
-            raise ValueError(f"{directory}: expected (frames, windows) {expected}; encode the windows again")
+    def __init__(self, shards: Sequence[Path]) -> None:
+        if not shards:
+            raise ValueError("shards: expected at least one; got none. Are there held-out episodes?")
+        self.rows: list[dict[str, Any]] = []
+        self._parts: list[dict[str, NDArray[Any]]] = []
+        self._where: list[tuple[int, int]] = []
+        for number, shard in enumerate(shards):
+            rows = json.loads((shard / "index.json").read_text(encoding="utf-8"))["rows"]
+            names = ("latents", "weights", "conditioning")
+            part = {name: np.load(shard / f"{name}.npy", mmap_mode="r") for name in names}
+            if part["conditioning"].shape[1] != WINDOW_FRAMES or any(len(v) != len(rows) for v in part.values()):
+                raise ValueError(f"{shard}: expected {len(rows)} windows of {WINDOW_FRAMES} frames; encode them again")
+            self.rows += rows
+            self._parts.append(part)
+            self._where += [(number, row) for row in range(len(rows))]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def batch(self, rows: Sequence[int] | NDArray[np.int64]) -> Batch:
         """The windows `rows`."""
-        order = np.asarray(rows)
-        return Batch(
-            torch.from_numpy(self._latents[order].astype(np.float32)),
-            torch.from_numpy(self._weights[order].astype(np.float32)),
-            torch.from_numpy(self._conditioning[order]),
-        )
+
+        def gather(name: str) -> Tensor:
+            values = [self._parts[part][name][row] for part, row in (self._where[int(index)] for index in rows)]
+            return torch.from_numpy(np.stack(values).astype(np.float32))
+
+        return Batch(gather("latents"), gather("weights"), gather("conditioning"))
 
     def probabilities(self, start_weights: Mapping[int, float], failure_fraction: float | None) -> NDArray[np.float64]:
         """How often each window is drawn.

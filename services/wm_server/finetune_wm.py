@@ -47,7 +47,7 @@ class FinetuneConfig:
     """
 
     out: Path
-    """Directory of the run; the model is written to OUT/model."""
+    """Directory of the run; the model of the newest checkpoint is in OUT/model."""
     data: tuple[Path, ...] = ()
     """Directories of recorded episodes."""
     stage: Literal["all", "codec", "latents", "transformer", "measure"] = "all"
@@ -152,11 +152,10 @@ class Finetune:
             training.start_from(self.start.transformer.state_dict())
 
         def validate(model: BwmTransformer) -> dict[str, Any]:
-            return latent_errors(model, validation_windows, 192, config.seed)
+            self._save(training)
+            return latent_errors(model, validation_windows, 160, config.seed)
 
-        finished = training.run(validate)
-        self._save(training)
-        return finished
+        return training.run(validate)
 
     def _save(self, training: TransformerTraining) -> None:
         config = self.config

@@ -45,7 +45,7 @@ class TransformerTrainingConfig:
     """Share of windows trained at noise level 1, the level that few-step sampling lives on."""
     shift: float = 5.0
     """Of the noise levels of the others: sigma = shift u / (1 + (shift - 1) u), u uniform."""
-    start_weights: tuple[tuple[int, float], ...] = ((0, 0.15), (50, 0.4), (100, 0.22), (150, 0.1), (-1, 0.13))
+    start_weights: tuple[tuple[int, float], ...] = ((0, 0.15), (50, 0.45), (100, 0.25), (150, 0.15), (-1, 0.0))
     """Share of windows by their start frame; -1 stands for random starts."""
     failure_fraction: float | None = 0.5
     """Share of windows from failed episodes; None takes them as they come. Labels are used for nothing else."""

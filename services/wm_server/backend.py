@@ -1,0 +1,213 @@
+"""A world model as a `Backend`: first frames of sealed states in, drawn frames out; it knows no ground truth."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Read when torch is imported: threads that spin while they wait starve the other processes of a small machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.wm_server.model import WorldModel
+from services.wm_server.windows import CHUNK_FRAMES, HISTORY_FRAMES, Window, build_window, conditioning_poses
+from worldserve.contract import Contract, adjust_bottle
+from worldserve.episodes import InitialState, all_initial_states
+from worldserve.messages import BackendChunk, BackendStep, ItemError, ResetItem, ResetReply
+from worldserve.serving import errors
+
+CAPACITY = 1024
+
+
+@dataclass
+class _Chunk:
+    """A drawn chunk: `latents` of the frames first+1 .. first+50, decoded group by group when a frame is wanted."""
+
+    first: int
+    latents: Tensor
+    frames: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+
+
+@dataclass
+class _Session:
+    """One episode: its start, poses by frame number, and its last two chunks (the last may be drawn again)."""
+
+    seed: int
+    anchor: NDArray[np.uint8]
+    poses: NDArray[np.float32]
+    chunks: list[_Chunk] = field(default_factory=list)
+
+
+class WorldModelBackend:
+    """Episodes inside a world model.
+
+    A chunk's frames depend on the episode's first frame, executed actions, seed and chunk index alone: not on other
+    episodes of the batch, on which frames were wanted, or on retries.
+
+    Args:
+        model: the world model.
+        states: sealed initial states by id.
+        reward_fingerprint: provenance fingerprint of the reward server that judges; "" without one.
+        capacity: episodes that can be open at once (about 0.2 MB each).
+    """
+
+    def __init__(
+        self,
+        model: WorldModel,
+        states: Mapping[str, InitialState],
+        reward_fingerprint: str = "",
+        capacity: int = CAPACITY,
+    ) -> None:
+        self._model, self._states, self._capacity = model, states, capacity
+        shape = next(iter(states.values())).frame.shape
+        if shape != model.frame_shape:
+            raise ValueError(
+                f"initial_states: expected frames {model.frame_shape}, which the world model draws; got {shape}"
+            )
+        self._contract = adjust_bottle("world_model", "bwm-mini", _facts(model, reward_fingerprint))
+        self._sessions: dict[str, _Session] = {}
+        # One draw at a time: the networks use the threads they were given, and two at once would share them.
+        self._lock = threading.Lock()
+
+    @property
+    def contract(self) -> Contract:
+        """The contract."""
+        return self._contract
+
+    @property
+    def capacity(self) -> int:
+        """Episodes that can be open at once."""
+        return self._capacity
+
+    def reset(self, items: Sequence[ResetItem]) -> list[ResetReply | ItemError]:
+        """Opens episodes at the sealed states' own first frames."""
+        return [self._opened(item) for item in items]
+
+    def _opened(self, item: ResetItem) -> ResetReply | ItemError:
+        state = self._states.get(item.initial_state_id)
+        if state is None:
+            known = f"one of {len(self._states)} ids such as {next(iter(self._states))!r}"
+            return errors.initial_state_unknown("initial_state_id", item.initial_state_id, known)
+        poses = conditioning_poses(state.proprioception[None], self._model.pose_format)
+        with self._lock:
+            if len(self._sessions) >= self._capacity and item.episode_id not in self._sessions:
+                return errors.at_capacity("episode_id", self._capacity)
+            self._sessions[item.episode_id] = _Session(item.seed, state.frame, poses)
+        return ResetReply(
+            item.episode_id, item.initial_state_id, item.seed, state.frame, state.proprioception, state.instruction
+        )
+
+    def step(self, items: Sequence[BackendStep]) -> list[BackendChunk | ItemError]:
+        """Draws a chunk in each episode."""
+        results: dict[int, BackendChunk | ItemError] = {}
+        with self._lock:
+            ready: list[tuple[int, BackendStep, _Session, Window]] = []
+            for number, item in enumerate(items):
+                session = self._sessions.get(item.episode_id)
+                if session is None:
+                    results[number] = errors.episode_unknown("episode_id", item.episode_id)
+                else:
+                    ready.append((number, item, session, self._window(item, session)))
+            if ready:
+                seeds = [session.seed for _, _, session, _ in ready]
+                drawn = self._model.draw([window for *_, window in ready], seeds, [item.chunk_index for _, item, *_ in ready])
+                for (number, item, session, _), latents in zip(ready, drawn):
+                    results[number] = self._finished(item, session, latents)
+        return [results[number] for number in range(len(items))]
+
+    def _window(self, item: BackendStep, session: _Session) -> Window:
+        first = item.first_action_index
+        if item.actions.shape[0] != CHUNK_FRAMES or first % CHUNK_FRAMES or first >= len(session.poses):
+            raise ValueError(
+                f"step: expected {CHUNK_FRAMES} actions after one of the first {len(session.poses) - 1}; "
+                f"got {item.actions.shape[0]} after {first}"
+            )
+        # The engine may run a chunk again that it could not commit: what was drawn after it is dropped.
+        session.chunks = [chunk for chunk in session.chunks if chunk.first < first]
+        session.poses = np.concatenate(
+            [session.poses[: first + 1], conditioning_poses(item.actions, self._model.pose_format)]
+        )
+        known = {0: session.anchor}
+        if session.chunks:
+            numbers = range(first - HISTORY_FRAMES + 1, first + 1)
+            known |= dict(zip(numbers, self._frames(session, session.chunks[-1], numbers)))
+        return build_window(known, session.poses, first, self._model.statistics, future=False)
+
+    def _finished(self, item: BackendStep, session: _Session, latents: Tensor) -> BackendChunk | ItemError:
+        if not bool(torch.isfinite(latents).all()):
+            return errors.not_finite("frames", "world model")
+        chunk = _Chunk(item.first_action_index, latents)
+        session.chunks = [*session.chunks[-1:], chunk]
+        return BackendChunk(self._frames(session, chunk, item.frame_indices), None)
+
+    def _frames(self, session: _Session, chunk: _Chunk, numbers: Sequence[int]) -> NDArray[np.uint8]:
+        missing = [number for number in numbers if number not in chunk.frames]
+        drawn = self._model.decode(chunk.latents, session.anchor, [number - chunk.first - 1 for number in missing])
+        frames = {**chunk.frames, **dict(zip(missing, drawn))}
+        # Only what the next chunk may need as history is kept.
+        kept = chunk.first + CHUNK_FRAMES - HISTORY_FRAMES
+        chunk.frames = {number: frame.copy() for number, frame in frames.items() if number > kept}
+        return np.stack([frames[number] for number in numbers]) if len(numbers) else drawn
+
+    def close_episodes(self, episode_ids: Sequence[str]) -> None:
+        """Frees episodes; unknown ids are ignored."""
+        with self._lock:
+            for episode_id in episode_ids:
+                self._sessions.pop(episode_id, None)
+
+    def shutdown(self) -> None:
+        """Frees everything."""
+        with self._lock:
+            self._sessions.clear()
+
+
+def _facts(model: WorldModel, reward_fingerprint: str) -> dict[str, str]:
+    sampler = model.sampler
+    return {
+        "batch_bucket": str(sampler.batch_bucket),
+        "device_class": f"cpu-{platform.machine()}",
+        "diffusers": importlib.metadata.version("diffusers"),
+        "history_noise": repr(sampler.history_noise),
+        "judge": "reward_model" if reward_fingerprint else "none",
+        "objective": model.transformer.config.objective,
+        "pose_format": model.pose_format,
+        "pose_statistics": json.dumps([[round(float(v), 6) for v in s] for s in (model.statistics.low, model.statistics.high)]),
+        "reward_provenance": reward_fingerprint,
+        "sampler_sigmas": ",".join(repr(sigma) for sigma in sampler.sigmas),
+        "threads": str(torch.get_num_threads()),
+        "torch": torch.__version__,
+        "weights_sha256": model.sha256,
+        "window": "61 = 1 anchor + 8 history + 52 future; frames 9..58 returned",
+    }
+
+
+def build_backend(
+    weights: str | os.PathLike[str],
+    initial_states: str | os.PathLike[str],
+    threads: int = 1,
+    reward_fingerprint: str = "",
+) -> WorldModelBackend:
+    """The backend of `worldserve serve-wm`.
+
+    Args:
+        weights: directory of a world model.
+        initial_states: directory of the sealed sets.
+        threads: CPU threads of torch, for the whole process.
+        reward_fingerprint: provenance fingerprint of the reward server; "" without one.
+
+    Raises:
+        FileNotFoundError, ValueError: when weights or states are missing, damaged, or do not fit together.
+    """
+    torch.set_num_threads(threads)
+    return WorldModelBackend(WorldModel.load(Path(weights)), all_initial_states(initial_states), reward_fingerprint)

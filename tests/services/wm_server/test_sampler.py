@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from services.wm_server.sampler import SamplerConfig, sample, window_noise
+from tests.services.wm_server.conftest import make_model
+
+
+def inputs(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, 4, 3, 2, 4, generator=generator), torch.rand(count, 61, 20, generator=generator)
+
+
+@pytest.mark.parametrize("bucket", [1, 4])
+@pytest.mark.parametrize("sigmas", [(1.0,), (1.0, 0.6)])
+def test_a_sample_does_not_depend_on_its_companions(bucket, sigmas):
+    config = SamplerConfig(sigmas=sigmas, batch_bucket=bucket)
+    model = make_model().transformer
+    condition, conditioning = inputs(6)
+    seeds, chunks = [5, 6, 7, 8, 9, 10], [0, 1, 2, 3, 0, 1]
+    together = sample(model, config, condition, conditioning, seeds, chunks)
+    for order in ([4], [2, 4, 0], [5, 4, 3, 2, 1]):
+        apart = sample(
+            model, config, condition[order], conditioning[order], [seeds[i] for i in order], [chunks[i] for i in order]
+        )
+        assert torch.equal(apart, together[order])
+
+
+def test_noise_is_a_function_of_seed_and_chunk():
+    noise = window_noise(3, 1, (2, 5))
+    assert torch.equal(noise, window_noise(3, 1, (2, 5)))
+    assert not torch.equal(noise, window_noise(3, 2, (2, 5)))
+    assert not torch.equal(noise, window_noise(4, 1, (2, 5)))
+    assert torch.equal(window_noise(2**63, 0, (1,)), window_noise(2**63, 0, (1,)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sigmas": ()}, {"sigmas": (0.9,)}, {"sigmas": (1.0, 1.0)}, {"sigmas": (1.0, 0.0)}, {"history_noise": 1.0}, {"batch_bucket": 0}],
+)  # fmt: skip
+def test_senseless_settings_are_refused(changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        SamplerConfig(**changes)
+
+
+def test_actions_and_history_reach_the_sample():
+    model, config = make_model().transformer, SamplerConfig()
+    condition, conditioning = inputs(1)
+    first = sample(model, config, condition, conditioning, [0], [0])
+    for changed in ((condition, conditioning.flip(1)), (condition.roll(1, 3), conditioning)):
+        assert (sample(model, config, *changed, [0], [0]) - first).abs().max() > 1e-3
