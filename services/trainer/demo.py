@@ -141,9 +141,9 @@ def claim_directory(config: DemoConfig) -> None:
     free = {"out", "fresh", "simulator_workers", "threads"}  # what the results do not depend on, or what is derived
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
     ppo = dataclasses.asdict(ppo_config(config, ""))
-    settings["ppo"] = {name: value for name, value in ppo.items() if name not in {"out", "resume", "target", "threads"}}
+    settings |= {f"ppo.{name}": ppo[name] for name in ppo if name not in {*free, *settings, "resume", "target"}}
     weights = {"policy": config.policy, "world_model": config.world_model, "reward": config.reward}
-    settings["sha256"] = {name: file_sha256(path / "model.safetensors") for name, path in weights.items()}
+    settings |= {f"sha256.{name}": file_sha256(path / "model.safetensors") for name, path in weights.items()}
     path, asked = directory / "demo.json", _plain(settings)
     if not path.exists():
         write_json(path, settings)

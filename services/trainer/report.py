@@ -288,11 +288,7 @@ def _total(phases: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def _settings(run: RunFiles) -> str:
     settings: dict[str, Any] = {f"ppo.{name}": value for name, value in (run.ppo_config or {}).items()}
-    for name, value in (run.demo or {}).items():
-        if name == "sha256":
-            settings |= {f"{kind}.sha256": digest for kind, digest in value.items()}
-        elif name != "ppo":
-            settings[name] = value
+    settings |= run.demo or {}
     if not settings:
         return ""
     rows = "".join(

@@ -90,9 +90,14 @@ def test_the_command_says_what_is_missing(config: demo.DemoConfig, capsys: pytes
 def test_phases_add_up_over_resumed_runs_and_interruptions(tmp_path: Path) -> None:
     used = {"simulator": 1.0}
     first = PhaseClock(tmp_path / "phases.json", lambda: used)
-    with pytest.raises(KeyboardInterrupt), first.measure("evaluate"):
-        used["simulator"] = 3.0
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with first.measure("evaluate"):
+            used["simulator"] = 3.0
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     second = PhaseClock(tmp_path / "phases.json", lambda: used)
     with second.measure("evaluate"):
         used.update(simulator=4.5, reward=0.5)  # a server that started meanwhile

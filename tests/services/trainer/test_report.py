@@ -35,7 +35,7 @@ def metrics(iteration: int, verdict: float) -> dict[str, Any]:
 def run(tmp_path: Path) -> Path:
     """A finished demo with figures made up for the test."""
     directory = tmp_path / "demo"
-    write(directory / "demo.json", {"evaluation_seeds": [0], "tiny": False, "sha256": {"policy": "ab" * 32}})
+    write(directory / "demo.json", {"evaluation_seeds": [0], "tiny": False, "sha256.policy": "ab" * 32})
     write(directory / "ppo" / "config.json", {"critic_warmup_iterations": 1, "recipe": "mini <b>"})
     rows = [metrics(iteration, 0.25 * iteration) for iteration in range(3)]
     (directory / "ppo" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
