@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from services.sim_server.backend import TabletopBackend
+from services.sim_server.worker import Failed, RunChunk
 from worldserve.client import EnvironmentClient
 from worldserve.episodes import InitialStateSet
 from worldserve.messages import FrameSelection, ItemError, ReplayItem, ReplayOutcome, ResetItem, StepItem, StepReply
@@ -92,3 +93,18 @@ def test_the_same_actions_replay_to_the_same_bytes_whatever_the_batch(client: En
     hashes = {outcome.frames_sha256 for outcome in [*together, alone] if isinstance(outcome, ReplayOutcome)}
     assert len(together) == 3
     assert len(hashes) == 1  # also: the seed has no effect in a simulator
+
+
+def test_a_chunk_that_failed_half_way_leaves_the_episode_where_it_stood(
+    client: EnvironmentClient, backend: TabletopBackend
+) -> None:
+    actions = wander(3)
+    client.reset([ResetItem(name, STATE) for name in ("calm", "hurt")])
+    calm = run(client, "calm", range(2), actions)
+    run(client, "hurt", range(1), actions)
+    # Straight to the pool: frame 99 of 50 does not exist, which the scene finds out on its own.
+    moved = {"hurt": RunChunk("hurt", np.full((50, 14), 0.3, np.float32), (99,))}
+    assert isinstance(backend.pool.step(moved)["hurt"], Failed)
+    [after] = run(client, "hurt", range(1, 2), actions)
+    np.testing.assert_array_equal(after.frames, calm[1].frames)
+    client.close_episodes(["calm", "hurt"])
