@@ -102,9 +102,11 @@ def test_a_chunk_that_failed_half_way_leaves_the_episode_where_it_stood(
     client.reset([ResetItem(name, STATE) for name in ("calm", "hurt")])
     calm = run(client, "calm", range(2), actions)
     run(client, "hurt", range(1), actions)
-    # Straight to the pool: frame 99 of 50 does not exist, which the scene finds out on its own.
-    moved = {"hurt": RunChunk("hurt", np.full((50, 14), 0.3, np.float32), (99,))}
-    assert isinstance(backend.pool.step(moved)["hurt"], Failed)
+    # A refused chunk, and then actions that reach the scene while the pool hears of a failure.
+    refused = {"hurt": RunChunk("hurt", np.full((50, 14), 0.3, np.float32), (99,))}
+    assert isinstance(backend.pool.step(refused)["hurt"], Failed)
+    [worker] = [one for one in backend.pool._workers if "hurt" in one.records]
+    worker._exchange([RunChunk("hurt", np.full((50, 14), 0.3, np.float32), ())])
     [after] = run(client, "hurt", range(1, 2), actions)
     np.testing.assert_array_equal(after.frames, calm[1].frames)
     client.close_episodes(["calm", "hurt"])
