@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.trainer.phases import PhaseClock
 from services.trainer.ppo_config import PPOConfig
-from services.trainer.recipes import load_recipe, parse_command
+from services.trainer.recipes import load_recipe
 from services.trainer.run_record import read_json, read_jsonl, write_json
 from worldserve.files import file_sha256
 from worldserve.serving.launcher import Launcher, ServerProcess
@@ -320,9 +320,10 @@ def show_servers(servers: Servers, console: Console) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve demo`: exit status 130 when interrupted, 1 for an error; no server outlives it."""
+    import tyro
     from rich.console import Console
 
-    config = parse_command(DemoConfig, argv, "worldserve demo", __doc__ or SUMMARY).sized()
+    config = tyro.cli(DemoConfig, args=argv, prog="worldserve demo", description=__doc__).sized()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same orderly end as Ctrl-C
     try:
         report = run(config, Console(stderr=True))
