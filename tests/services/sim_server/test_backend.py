@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from services.sim_server.backend import TabletopBackend
-from services.sim_server.worker import Failed, RunChunk
+from services.sim_server.worker import Done, Failed, RunChunk
 from worldserve.client import EnvironmentClient
 from worldserve.episodes import InitialStateSet
 from worldserve.messages import FrameSelection, ItemError, ReplayItem, ReplayOutcome, ResetItem, StepItem, StepReply
@@ -42,10 +42,10 @@ def wander(seed: int) -> np.ndarray:
     return np.cumsum(steps, axis=0).astype(np.float32)
 
 
-def run(client: EnvironmentClient, name: str, chunks: range, actions: np.ndarray) -> list[StepReply]:
+def run(client: EnvironmentClient, name: str, chunks: range, actions: np.ndarray, stride: int = 25) -> list[StepReply]:
     replies = []
     for index in chunks:
-        item = StepItem(name, index, actions[index * 50 : index * 50 + 50], FrameSelection.every(25))
+        item = StepItem(name, index, actions[index * 50 : index * 50 + 50], FrameSelection.every(stride))
         [reply] = client.step([item])
         assert not isinstance(reply, ItemError), reply
         replies.append(reply)
@@ -100,13 +100,14 @@ def test_a_chunk_that_failed_half_way_leaves_the_episode_where_it_stood(
 ) -> None:
     actions = wander(3)
     client.reset([ResetItem(name, STATE) for name in ("calm", "hurt")])
-    calm = run(client, "calm", range(2), actions)
+    calm = run(client, "calm", range(2), actions, stride=1)
     run(client, "hurt", range(1), actions)
     # A refused chunk, and then actions that reach the scene while the pool hears of a failure.
     refused = {"hurt": RunChunk("hurt", np.full((50, 14), 0.3, np.float32), (99,))}
     assert isinstance(backend.pool.step(refused)["hurt"], Failed)
     [worker] = [one for one in backend.pool._workers if "hurt" in one.records]
-    worker._exchange([RunChunk("hurt", np.full((50, 14), 0.3, np.float32), ())])
-    [after] = run(client, "hurt", range(1, 2), actions)
+    [moved] = worker._exchange([RunChunk("hurt", np.full((50, 14), 0.3, np.float32), ())])
+    assert isinstance(moved, Done)
+    [after] = run(client, "hurt", range(1, 2), actions, stride=1)
     np.testing.assert_array_equal(after.frames, calm[1].frames)
     client.close_episodes(["calm", "hurt"])
