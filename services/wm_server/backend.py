@@ -121,7 +121,8 @@ class WorldModelBackend:
                     ready.append((number, item, session, self._window(item, session)))
             if ready:
                 seeds = [session.seed for _, _, session, _ in ready]
-                drawn = self._model.draw([window for *_, window in ready], seeds, [item.chunk_index for _, item, *_ in ready])
+                chunk_indices = [item.chunk_index for _, item, *_ in ready]
+                drawn = self._model.draw([window for *_, window in ready], seeds, chunk_indices)
                 for (number, item, session, _), latents in zip(ready, drawn):
                     results[number] = self._finished(item, session, latents)
         return [results[number] for number in range(len(items))]
@@ -173,7 +174,7 @@ class WorldModelBackend:
 
 
 def _facts(model: WorldModel, reward_fingerprint: str) -> dict[str, str]:
-    sampler = model.sampler
+    sampler, statistics = model.sampler, (model.statistics.low, model.statistics.high)
     return {
         "batch_bucket": str(sampler.batch_bucket),
         "device_class": f"cpu-{platform.machine()}",
@@ -182,7 +183,7 @@ def _facts(model: WorldModel, reward_fingerprint: str) -> dict[str, str]:
         "judge": "reward_model" if reward_fingerprint else "none",
         "objective": model.transformer.config.objective,
         "pose_format": model.pose_format,
-        "pose_statistics": json.dumps([[round(float(v), 6) for v in s] for s in (model.statistics.low, model.statistics.high)]),
+        "pose_statistics": json.dumps([[round(float(value), 6) for value in values] for values in statistics]),
         "reward_provenance": reward_fingerprint,
         "sampler_sigmas": ",".join(repr(sigma) for sigma in sampler.sigmas),
         "threads": str(torch.get_num_threads()),

@@ -7,11 +7,13 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -84,10 +86,10 @@ def load_training(
     return progress
 
 
-class Average:
+class Average(Generic[Model]):
     """Exponential moving average of a model's weights: `model` is the average."""
 
-    def __init__(self, source: nn.Module, copy: nn.Module, decay: float) -> None:
+    def __init__(self, source: Model, copy: Model, decay: float) -> None:
         self.source, self.model, self.decay = source, copy, decay
         self.model.load_state_dict(source.state_dict())
         self.model.requires_grad_(False)
@@ -96,5 +98,6 @@ class Average:
     def update(self, step: int) -> None:
         """After optimiser step number `step`; early averages forget fast, or the initial weights would stay in them."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        averages, values = list(self.model.parameters()), list(self.source.parameters())
+        averages: list[torch.Tensor] = list(self.model.parameters())
+        values: list[torch.Tensor] = list(self.source.parameters())
         torch._foreach_lerp_(averages, values, 1.0 - decay)

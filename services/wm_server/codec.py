@@ -1,7 +1,7 @@
 """A small video autoencoder on the 4n+1 grid: 2D convolutions, the first frame alone, then groups of four.
 
 16x in space, 4x in time. As in a causal video VAE, every group may look at the clip's first frame: the encoder says
-what differs from it, and the decoder composes each frame from new content and from first-frame pixels under a mask. In a
+what differs from it, and the decoder composes each frame from new content and first-frame pixels under a mask. In a
 world model the first frame is the episode's own, so whatever did not move stays exact for a whole episode.
 """
 

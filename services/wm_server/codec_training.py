@@ -104,7 +104,7 @@ def train_codec(episodes: Sequence[Episode], config: CodecTrainingConfig, out: P
 def initialised(config: CodecConfig, seed: int) -> VideoCodec:
     """A codec with initial weights from `seed`."""
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return VideoCodec(config)
 
 

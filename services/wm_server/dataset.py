@@ -53,7 +53,7 @@ class WindowChoice:
 
 
 def episode_poses(episode: Episode, pose_format: str) -> NDArray[np.float32]:
-    """Conditioning poses by frame number, float32 (201, dimensions), from the initial state and the executed targets."""
+    """Conditioning poses float32 (201, dimensions) by frame number, of the initial state and the executed targets."""
     targets = np.concatenate([episode.proprioception[:1], episode.executed_actions])
     return conditioning_poses(targets, pose_format)
 

@@ -109,7 +109,7 @@ class WorldModel:
         """Reads a directory of `save`, with its own sampler settings or with others.
 
         Raises:
-            FileNotFoundError, ValueError: when nothing of that format is there, or the weights are not those of the card.
+            FileNotFoundError, ValueError: when no model is there, or its weights are not those of the card.
         """
         path = directory / "config.json"
         if not path.exists():

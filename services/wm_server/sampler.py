@@ -1,4 +1,4 @@
-"""Few-step sampling with explicit noise levels; a sample's bytes depend on its own inputs, seed and chunk index alone."""
+"""Few-step sampling with explicit noise levels; a sample depends on its own inputs, seed and chunk index alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class SamplerConfig:
     """How a window's future is drawn."""
 
     sigmas: tuple[float, ...] = (1.0,)
-    """Noise levels of the steps, falling from 1; the last step goes to 0. Explicit, so that no schedule is shifted twice."""
+    """Noise levels of the steps, falling from 1; the last step goes to 0. Explicit: no schedule is
+    shifted twice."""
     history_noise: float = 0.05
     """Noise level of the history latents, in sampling as in training, and what the network is told of it."""
     batch_bucket: int = 1

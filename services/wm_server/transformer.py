@@ -1,10 +1,10 @@
 """The BWM diffusion transformer: diffusers' Wan transformer, its text path replaced by actions.
 
-As in the published BWM (boundless-large-model/boundless-world-model), the cross-attention context is one token a frame from
-an MLP of the actions, and an MLP of groups of four actions is added to the time embedding of every latent frame. At a
-tiny size that alone ignores the actions: rotary positions are only relative, and the actions reach every place of a frame
-alike. Three helpers, all as additional input channels of the unchanged `WanTransformer3DModel`, cure it; all are off in
-`published_bwm`.
+As in the published BWM (boundless-large-model/boundless-world-model), the cross-attention context is one token a frame
+from an MLP of the actions, and an MLP of groups of four actions is added to the time embedding of every latent frame.
+At a tiny size that alone ignores the actions: rotary positions are only relative, and the actions reach every place of
+a frame alike. Three helpers, all as additional input channels of the unchanged `WanTransformer3DModel`, cure it; all
+are off in `published_bwm`.
 """
 
 from __future__ import annotations

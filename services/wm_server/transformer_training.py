@@ -87,7 +87,7 @@ def flow_matching_loss(
 def initialised(config: TransformerConfig, seed: int) -> BwmTransformer:
     """A transformer with initial weights from `seed`."""
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return BwmTransformer(config)
 
 
@@ -149,7 +149,7 @@ class TransformerTraining:
         if not math.isfinite(value):
             raise FloatingPointError(f"loss is {value} at step {self.step}; resume with a lower learning_rate")
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.gradient_clip)
         self.optimizer.step()
         self.step += 1

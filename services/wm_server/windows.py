@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +78,7 @@ def conditioning_poses(targets: Float32, pose_format: str) -> Float32:
     pose_dimensions(pose_format)
     if pose_format == "euler":
         return end_effector_poses(targets).astype(np.float32)
-    parts = []
+    parts: list[NDArray[Any]] = []
     for start, arm in zip((0, 7), ARMS):
         positions, rotations = arm_forward_kinematics(arm, targets[:, start : start + 6].astype(np.float64))
         parts += [positions, rotations[:, :, 0], rotations[:, :, 1], targets[:, start + 6 : start + 7]]
