@@ -7,6 +7,7 @@ what the verdict reads in one call, commit. An item that fails at a stage leaves
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 import uuid
@@ -60,12 +61,15 @@ class EnvironmentEngine:
         backend: moves worlds and draws frames.
         judge: the reward server; None leaves a simulator's ground truth as the reward, and a world model without one.
         metrics: counts what happens.
+        lease_s: an episode that no call named for so long makes room when room is needed.
     """
 
-    def __init__(self, backend: Backend, judge: Judge | None, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, backend: Backend, judge: Judge | None, metrics: ServerMetrics, lease_s: float = math.inf
+    ) -> None:
         self.backend, self.judge, self.metrics = backend, judge, metrics
         self.contract: Contract = backend.contract
-        self.episodes = EpisodeTable(backend.capacity)
+        self.episodes = EpisodeTable(backend.capacity, lease_s)
         metrics.watch_episodes(lambda: len(self.episodes), backend.capacity)
 
     # Reset -----------------------------------------------------------------------------------------------------
@@ -114,6 +118,10 @@ class EnvironmentEngine:
             )  # fmt: skip
         seen.add(item.episode_id)
         place = self.episodes.begin_open(item.episode_id, max(0.0, deadline - time.monotonic()))
+        if place is Admission.FULL and (expired := self.episodes.take_expired()):
+            _log.warning("freed %d episodes that no call named within their lease", len(expired))
+            self.backend.close_episodes(expired)
+            place = self.episodes.begin_open(item.episode_id, max(0.0, deadline - time.monotonic()))
         if place is Admission.RESERVED:
             return None
         if place is Admission.FULL:
@@ -182,6 +190,7 @@ class EnvironmentEngine:
                     results[run.position] = self._commit(run)
         finally:
             for episode in locked:
+                episode.used_at = time.monotonic()
                 episode.lock.release()
         return [result for result in results if result is not None]
 

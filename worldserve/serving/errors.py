@@ -25,7 +25,7 @@ def episode_unknown(name: str, episode_id: str) -> ItemError:
     """No open episode of that id."""
     return ItemError(
         "NOT_FOUND", "EPISODE_UNKNOWN", name, "the id of an open episode", quote(episode_id),
-        "Reset opens an episode; a closed one is gone. Did the server restart?",
+        "Reset opens an episode; a closed one, or one left alone beyond its lease, is gone. Did the server restart?",
     )  # fmt: skip
 
 

@@ -39,6 +39,8 @@ class ServerSettings:
     """HOST:PORT of /metrics."""
     drain_s: float = 30.0
     """After SIGTERM new calls are refused; running ones have this long to end."""
+    lease_s: float = 1800.0
+    """An episode that no call named for so long makes room when the server is full. No effect in a reward server."""
 
     def __post_init__(self) -> None:
         for name in ("bind", "metrics_bind"):
@@ -47,6 +49,8 @@ class ServerSettings:
                 raise ValueError(f"{name}: expected HOST:PORT; got {getattr(self, name)!r}")
         if not self.drain_s >= 0:
             raise ValueError(f"drain_s: expected 0 or more seconds; got {self.drain_s!r}")
+        if not self.lease_s > 0:
+            raise ValueError(f"lease_s: expected more than 0 seconds; got {self.lease_s!r}")
 
 
 class RunningServer:

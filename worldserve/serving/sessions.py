@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -43,6 +44,7 @@ class Episode:
     kept_frame_indices: tuple[int, ...] = ()
     pending: PendingChunk | None = None
     closed: bool = False
+    used_at: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -55,10 +57,14 @@ class Admission(enum.Enum):
 
 
 class EpisodeTable:
-    """Episodes by id, at most `capacity`; ids being opened count, so that two Resets cannot overfill it."""
+    """Episodes by id, at most `capacity`; ids being opened count, so that two Resets cannot overfill it.
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    An episode that no call has named for `lease_s` seconds makes room when room is needed: a killed trainer's episodes
+    do not fill the server for good.
+    """
+
+    def __init__(self, capacity: int, lease_s: float) -> None:
+        self.capacity, self._lease_s = capacity, lease_s
         self._lock = threading.Condition()
         self._episodes: dict[str, Episode] = {}
         self._opening: set[str] = set()
@@ -68,9 +74,12 @@ class EpisodeTable:
             return len(self._episodes)
 
     def get(self, episode_id: str) -> Episode | None:
-        """The open episode of that id."""
+        """The open episode of that id, its lease renewed."""
         with self._lock:
-            return self._episodes.get(episode_id)
+            episode = self._episodes.get(episode_id)
+            if episode is not None:
+                episode.used_at = time.monotonic()
+            return episode
 
     def begin_open(self, episode_id: str, timeout_s: float) -> Episode | Admission:
         """The open episode of that id, or whether it may be opened (a place is then reserved).
@@ -81,6 +90,7 @@ class EpisodeTable:
             if not self._lock.wait_for(lambda: episode_id not in self._opening, timeout_s):
                 return Admission.BUSY
             if episode_id in self._episodes:
+                self._episodes[episode_id].used_at = time.monotonic()
                 return self._episodes[episode_id]
             if len(self._episodes) + len(self._opening) >= self.capacity:
                 return Admission.FULL
@@ -94,6 +104,19 @@ class EpisodeTable:
             if episode is not None:
                 self._episodes[episode_id] = episode
             self._lock.notify_all()
+
+    def take_expired(self) -> list[str]:
+        """Takes out the episodes whose lease has run out and which no call is working on; returns their ids."""
+        with self._lock:
+            latest = time.monotonic() - self._lease_s
+            expired = [
+                name
+                for name, episode in self._episodes.items()
+                if episode.used_at < latest and not episode.lock.locked()
+            ]
+            for name in expired:
+                self._episodes.pop(name).closed = True
+            return expired
 
     def remove(self, episode_ids: Iterable[str]) -> list[str]:
         """Takes episodes out; returns the ids that were there."""

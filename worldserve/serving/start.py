@@ -18,7 +18,7 @@ def start_environment_server(backend: Backend, judge: Judge | None, settings: Se
         judge.check(backend.contract.interface)
     provenance = backend.contract.provenance
     metrics = ServerMetrics(provenance.kind, provenance.backend)
-    servicer = EnvironmentServicer(EnvironmentEngine(backend, judge, metrics))
+    servicer = EnvironmentServicer(EnvironmentEngine(backend, judge, metrics, settings.lease_s))
     return RunningServer(
         lambda server: add_EnvironmentServiceServicer_to_server(servicer, server),
         [ENVIRONMENT_SERVICE], backend.contract, metrics, settings,

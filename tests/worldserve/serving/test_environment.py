@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 
 import grpc
 import numpy as np
@@ -12,8 +13,22 @@ import pytest
 from tests.worldserve.serving.conftest import KNOWN_STATE, StubBackend, chunk, frame
 from worldserve.client import EnvironmentClient
 from worldserve.contract import Observation, TerminationRule, adjust_bottle_interface, fingerprint
-from worldserve.messages import FrameSelection, ItemError, ReplayItem, ReplayOutcome, ResetItem, StepItem
-from worldserve.serving import RunningServer, ServerSettings, start_environment_server
+from worldserve.messages import (
+    FrameSelection,
+    ItemError,
+    ReplayItem,
+    ReplayOutcome,
+    ResetItem,
+    StepItem,
+    raise_for_errors,
+)
+from worldserve.serving import (
+    EnvironmentEngine,
+    RunningServer,
+    ServerMetrics,
+    ServerSettings,
+    start_environment_server,
+)
 from worldserve.wire.generated import common_pb2, environment_pb2, environment_pb2_grpc
 
 
@@ -304,3 +319,22 @@ def test_the_limit_is_a_truncation_where_the_contract_says_so() -> None:
     last = replies[-1]
     assert not isinstance(last, ItemError)
     assert (last.terminated, last.truncated, last.end_reason) == (False, True, "limit")
+
+
+def test_episodes_that_nobody_names_make_room_when_their_lease_is_over(backend: StubBackend) -> None:
+    engine = EnvironmentEngine(backend, None, ServerMetrics("simulator", "stub"), lease_s=1000)
+    deadline = time.monotonic() + 60
+    names = ["left", "kept", "third", "fourth"]
+    raise_for_errors(engine.reset([ResetItem(name, KNOWN_STATE) for name in names], deadline))
+    for name in names:
+        episode = engine.episodes.get(name)
+        assert episode is not None
+        episode.used_at -= 2000
+    raise_for_errors(engine.step([StepItem("kept", 0, chunk())], deadline))
+    assert backend.closed == []  # nothing is taken while there is no need
+    raise_for_errors(engine.reset([ResetItem("new", KNOWN_STATE)], deadline))
+    assert sorted(backend.closed) == ["fourth", "left", "third"]
+    gone, kept = engine.step([StepItem("left", 0, chunk()), StepItem("kept", 1, chunk())], deadline)
+    assert isinstance(gone, ItemError)
+    assert gone.reason == "EPISODE_UNKNOWN"
+    assert not isinstance(kept, ItemError)
