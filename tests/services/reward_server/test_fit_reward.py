@@ -11,8 +11,8 @@ from services.reward_server.fit_reward import FitRewardConfig, main, run, split_
 from services.reward_server.measure import wilson
 from services.reward_server.training import TrainingSettings
 
-SETTINGS = TrainingSettings(rounds=2, steps_per_round=25, batch=32, learning_rate=2e-3)
-BRIEF = TrainingSettings(rounds=2, steps_per_round=3, batch=8)
+SETTINGS = TrainingSettings(rounds=2, steps_per_round=25, batch=32, ghosts=8, learning_rate=2e-3)
+BRIEF = TrainingSettings(rounds=2, steps_per_round=3, batch=8, ghosts=4)
 
 
 def config_for(tmp_path: Path, directory: Path, **changes: object) -> FitRewardConfig:

@@ -23,7 +23,7 @@ def random_frames(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, 96, 128, 3), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("count", [1, 7, BATCH_FRAMES, BATCH_FRAMES + 1, 3 * BATCH_FRAMES])
+@pytest.mark.parametrize("count", [1, 7, BATCH_FRAMES, BATCH_FRAMES + 1])
 def test_a_frames_bytes_do_not_depend_on_its_companions(classifier: FrameClassifier, count: int) -> None:
     scorer, frames = Scorer(classifier, 0.5), random_frames(3 * BATCH_FRAMES)
     alone = np.concatenate([scorer.probabilities(frame[None]) for frame in frames[:count]])
