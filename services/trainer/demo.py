@@ -71,11 +71,14 @@ class DemoConfig:
     simulator_workers: int = 2
     """Simulator processes, about one a core."""
     threads: int = 1
-    """CPU threads of the trainer and of the world model's server, each."""
+    """CPU threads of the trainer's torch."""
+    world_model_threads: int = 1
+    """CPU threads of the world model's torch, a call; PPO keeps up to two calls running."""
 
     def __post_init__(self) -> None:
-        if self.videos < 1 or self.simulator_workers < 1 or self.threads < 1:
-            raise ValueError("videos, simulator_workers, threads: expected at least 1 each")
+        for name in ("videos", "simulator_workers", "threads", "world_model_threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1; got {getattr(self, name)}")
 
     @property
     def directory(self) -> Path:
@@ -138,7 +141,7 @@ def claim_directory(config: DemoConfig) -> None:
         if directory.exists() and not (directory / "demo.json").exists() and any(directory.iterdir()):
             raise ValueError(f"out: expected a directory of an earlier demo; {directory} holds other things")
         shutil.rmtree(directory, ignore_errors=True)
-    free = {"out", "fresh", "simulator_workers", "threads"}  # what the results do not depend on, or what is derived
+    free = {"out", "fresh", "simulator_workers"}  # what the results do not depend on
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
     ppo = dataclasses.asdict(ppo_config(config, ""))
     settings |= {f"ppo.{name}": ppo[name] for name in ppo if name not in {*free, *settings, "resume", "target"}}
@@ -209,7 +212,7 @@ def start_servers(
     # llvmpipe's own threads would fight for the cores that the workers use (Mesa's LP_NUM_THREADS).
     workers = str(config.simulator_workers)
     simulator = start("simulator", ["serve-sim", *common, "--workers", workers], LP_NUM_THREADS="0")
-    weights, threads = str(config.world_model), str(config.threads)
+    weights, threads = str(config.world_model), str(config.world_model_threads)
     world_model = start(
         "world_model", ["serve-wm", *common, "--weights", weights, "--threads", threads], OMP_NUM_THREADS=threads
     )

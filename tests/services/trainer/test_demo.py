@@ -50,7 +50,7 @@ def test_ppo_goes_on_where_it_was(config: demo.DemoConfig) -> None:
 
 def test_the_same_demo_resumes(config: demo.DemoConfig) -> None:
     demo.claim_directory(config)
-    demo.claim_directory(dataclasses.replace(config, threads=2))  # threads change no result
+    demo.claim_directory(dataclasses.replace(config, simulator_workers=1))  # workers change no result
 
 
 def test_another_demo_in_the_same_directory_is_refused(config: demo.DemoConfig) -> None:
