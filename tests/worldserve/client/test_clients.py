@@ -1,0 +1,175 @@
+"""Clients: what they split, what they repeat, what they refuse, and what they say when nobody answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.worldserve.serving.conftest import KNOWN_STATE, StubBackend, StubScorer, chunk, frame
+from worldserve.client import (
+    EnvironmentClient,
+    InterfaceMismatchError,
+    RewardClient,
+    ServerAwayError,
+    raise_for_errors,
+)
+from worldserve.contract import Observation, adjust_bottle_interface, fingerprint
+from worldserve.messages import FrameSelection, ItemError, ReplayItem, ResetItem, ScoreItem, StepItem
+from worldserve.serving import RunningServer, ServerSettings, start_environment_server, start_reward_server
+from worldserve.wire.contracts import contract_to_proto
+from worldserve.wire.generated import environment_pb2, environment_pb2_grpc
+from worldserve.wire.options import INLINE_FRAME_BYTES
+
+
+@pytest.fixture
+def backend() -> StubBackend:
+    return StubBackend(capacity=16)
+
+
+@pytest.fixture
+def server(backend: StubBackend) -> Iterator[RunningServer]:
+    running = start_environment_server(backend, None, ServerSettings())
+    yield running
+    running.stop(0)
+
+
+def test_a_batch_whose_frames_exceed_the_message_is_split(server: RunningServer) -> None:
+    # 16 episodes x 50 frames of 96 x 128 x 3 bytes are 29.5 MB; a reply carries 16 MiB of frames.
+    assert INLINE_FRAME_BYTES < 16 * 50 * 96 * 128 * 3
+    with EnvironmentClient(server.address, timeout_s=60) as client:
+        raise_for_errors(client.reset([ResetItem(f"e{seed}", KNOWN_STATE, seed) for seed in range(16)]))
+        items = [StepItem(f"e{seed}", 0, chunk(), FrameSelection.every(1)) for seed in range(16)]
+        replies = raise_for_errors(client.step(items))
+    assert [reply.episode_id for reply in replies] == [f"e{seed}" for seed in range(16)]
+    for seed, reply in enumerate(replies):
+        assert reply.frame_indices.tolist() == list(range(1, 51))
+        np.testing.assert_array_equal(reply.frames[[0, -1]], np.stack([frame(seed, 1), frame(seed, 50)]))
+
+
+class _Flaky(environment_pb2_grpc.EnvironmentServiceServicer):
+    """Answers GetContract after `failures` refusals with `code`."""
+
+    def __init__(self, code: grpc.StatusCode, failures: int) -> None:
+        self.code, self.left, self.calls = code, failures, 0
+
+    def GetContract(
+        self, request: environment_pb2.GetContractRequest, context: grpc.ServicerContext
+    ) -> environment_pb2.GetContractResponse:
+        self.calls += 1
+        if self.left:
+            self.left -= 1
+            context.abort(self.code, "not now")
+        return environment_pb2.GetContractResponse(contract=contract_to_proto(StubBackend().contract), capacity=7)
+
+
+@pytest.fixture
+def serve_flaky() -> Iterator[list[grpc.Server]]:
+    servers: list[grpc.Server] = []
+    yield servers
+    for server in servers:
+        server.stop(0)
+
+
+def start(servers: list[grpc.Server], servicer: _Flaky) -> str:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    servers.append(server)
+    return f"127.0.0.1:{port}"
+
+
+def test_a_server_that_is_away_for_a_moment_is_asked_again(serve_flaky: list[grpc.Server]) -> None:
+    servicer = _Flaky(grpc.StatusCode.UNAVAILABLE, failures=2)
+    with EnvironmentClient(start(serve_flaky, servicer), timeout_s=30) as client:
+        assert client.info().capacity == 7
+    assert servicer.calls == 3
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT])
+def test_an_error_that_would_come_again_is_not_asked_for_twice(
+    serve_flaky: list[grpc.Server], code: grpc.StatusCode
+) -> None:
+    servicer = _Flaky(code, failures=1)
+    with EnvironmentClient(start(serve_flaky, servicer), timeout_s=30) as client:
+        with pytest.raises(grpc.RpcError) as caught:
+            client.get_contract()
+    assert caught.value.code() is code
+    assert servicer.calls == 1
+
+
+def test_a_server_that_accepts_and_says_nothing_is_given_up_at_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        with EnvironmentClient(target, timeout_s=0.3) as client, pytest.raises(ServerAwayError, match=target):
+            client.get_contract()
+        with EnvironmentClient(target, timeout_s=0.3) as client, pytest.raises(ServerAwayError, match=target):
+            list(client.read_frames("a", 0))
+
+
+def test_check_interface_names_the_fields(server: RunningServer) -> None:
+    ours = dataclasses.replace(adjust_bottle_interface(), observation=Observation(height=64))
+    with EnvironmentClient(server.address, interface=ours) as client, pytest.raises(InterfaceMismatchError) as caught:
+        client.check_interface()
+    assert [str(difference) for difference in caught.value.differences] == ["observation.height: expected 96, got 64"]
+    with EnvironmentClient(server.address) as client:
+        client.check_interface()
+
+
+def test_a_pinned_server_is_the_only_one_that_is_accepted(server: RunningServer, backend: StubBackend) -> None:
+    right = fingerprint(backend.contract.provenance)
+    with EnvironmentClient(server.address, pinned_provenance_fingerprint=right) as client:
+        raise_for_errors(client.reset([ResetItem("a", KNOWN_STATE)]))
+    with EnvironmentClient(server.address, pinned_provenance_fingerprint="0" * 64) as client:
+        [refused] = client.reset([ResetItem("b", KNOWN_STATE)])
+    assert isinstance(refused, ItemError)
+    assert (refused.code, refused.reason, refused.expected) == ("FAILED_PRECONDITION", "PROVENANCE_MISMATCH", right)
+
+
+def test_a_reward_client_of_another_interface_is_refused() -> None:
+    reward = start_reward_server(StubScorer(), ServerSettings())
+    ours = dataclasses.replace(adjust_bottle_interface(), observation=Observation(camera="wrist"))
+    clip = ScoreItem("a", frame(0, 60)[None], np.array([60], np.int32))
+    try:
+        with RewardClient(reward.address, interface=ours) as client:
+            [refused] = client.score([clip])
+        with RewardClient(reward.address) as client:
+            raise_for_errors(client.score([clip]))
+    finally:
+        reward.stop(0)
+    assert isinstance(refused, ItemError)
+    assert refused.reason == "INTERFACE_MISMATCH"
+
+
+def test_replays_of_more_episodes_than_run_side_by_side_all_come(server: RunningServer) -> None:
+    actions = np.concatenate([chunk(), chunk(), chunk(), chunk()])
+    items = [ReplayItem(f"e{number}", KNOWN_STATE, number, actions) for number in range(20)]
+    with EnvironmentClient(server.address) as client:
+        outcomes = dict(client.replay(items))
+        assert client.info().live == 0
+    assert list(outcomes) == [item.episode_id for item in items]
+    raise_for_errors(outcomes.values())
+
+
+def test_one_client_serves_many_threads(server: RunningServer) -> None:
+    replies: list[object] = []
+    with EnvironmentClient(server.address, timeout_s=60) as client:
+        raise_for_errors(client.reset([ResetItem(f"e{number}", KNOWN_STATE) for number in range(16)]))
+
+        def run(name: str) -> None:
+            for index in range(4):
+                replies.extend(raise_for_errors(client.step([StepItem(name, index, chunk())])))
+
+        threads = [threading.Thread(target=run, args=(f"e{number}",)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert len(replies) == 64
