@@ -348,7 +348,7 @@ class Learner:
                 parameter.copy_(value)
         self._before_step = None
         self.learning_rate /= 2.0
-        self.policy_optimizer = _optimizer(self.policy_parameters, self.learning_rate, self.config)
+        self.policy_optimizer.param_groups[0]["lr"] = self.learning_rate
         return True
 
     def _check_last_step(self, rollout: Rollout, targets: Targets, generator: np.random.Generator) -> int:
