@@ -1,4 +1,6 @@
-"""Forward kinematics against every frame of the two real RoboTwin episodes: `python -m benchmarks.kinematics [DIRECTORY]`.
+"""Forward kinematics against every frame of the two real RoboTwin episodes.
+
+    python -m benchmarks.kinematics [DIRECTORY]
 
 Prints mean and largest distance in millimetres and the largest angle in degrees, for both arms of each episode.
 """
@@ -37,7 +39,8 @@ def main() -> int:
         for arm in ("left", "right"):
             distance, angle = errors(state, arm)
             good &= distance.mean() <= 3 and distance.max() <= 7 and angle.max() <= 1
-            print(f"{path.stem} {arm:5}: mean {distance.mean():.2f} mm, max {distance.max():.2f} mm, {angle.max():.2f} deg")
+            figures = f"mean {distance.mean():.2f} mm, max {distance.max():.2f} mm, {angle.max():.2f} degrees"
+            print(f"{path.stem} {arm:5}: {figures}")
     return int(not good)
 
 

@@ -113,7 +113,7 @@ def test_a_bad_field_is_named(path: tuple[str, ...], value: object, complaint: s
 def test_a_missing_field_is_named() -> None:
     mapping = contract_to_mapping(adjust_bottle("simulator", "tabletop", {}))
     del mapping["interface"]["reward"]
-    with pytest.raises(ValueError, match="contract.interface: .* missing \\['reward'\\]"):
+    with pytest.raises(ValueError, match=r"contract.interface: .* missing \['reward'\]"):
         contract_from_mapping(mapping)
 
 

@@ -112,5 +112,5 @@ def test_contracts_and_a_fingerprint_that_is_not_theirs() -> None:
     assert contract_from_proto(message) == contract
     message.interface.termination.limit_actions = 400
     message.interface.frames.frames_per_episode = 401
-    with pytest.raises(ValueError, match="interface_fingerprint: expected .*; got"):
+    with pytest.raises(ValueError, match=r"interface_fingerprint: expected .*; got"):
         contract_from_proto(message)
