@@ -111,7 +111,9 @@ def _work(
 ) -> None:
     """Runs in a spawned process: episodes `indices` into a shard of its own."""
     from services.sim_server.contract import tabletop_contract
+    from services.sim_server.worker import die_with_parent
 
+    die_with_parent()
     contract = tabletop_contract()
     states = InitialStateSet.load(config.initial_states)
     with EpisodeWriter(shard) as writer:

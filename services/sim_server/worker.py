@@ -61,7 +61,7 @@ Command = OpenScene | RunChunk | CloseScenes
 
 def work(connection: Connection, camera: str) -> None:
     """Runs commands until the pipe closes. The parent's death ends the process too."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides when to stop
     from services.sim_server.tabletop import CameraSettings, TabletopScene
 
@@ -105,7 +105,7 @@ def _run(command: Command, scenes: dict[str, Any], camera: Any) -> Done | Failed
     return Done(np.zeros((0, 0, 0, 3), np.uint8), np.zeros(0, np.float32), False)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux: SIGKILL when the parent goes, however it goes (prctl PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() == 1:
