@@ -97,7 +97,7 @@ def check_weights(config: DemoConfig) -> None:
     """Raises FileNotFoundError naming every missing set of weights and the command that makes it."""
     commands = {
         config.reward: "worldserve fit-reward --data runs/noisy --out weights/reward",
-        config.policy: "worldserve sft --episodes runs/demos --out runs/sft, then copy its policy",
+        config.policy: "worldserve sft --episodes runs/demos --demonstrations 16 --out runs/sft, then copy its policy",
         config.world_model: "worldserve finetune-wm --data runs/demos runs/noisy --out runs/wm, then copy its model",
     }
     missing = [f"  {path}: {made}" for path, made in commands.items() if not (path / "model.safetensors").is_file()]
