@@ -33,6 +33,19 @@ def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
         file.write(json.dumps(clean, sort_keys=True) + "\n")
 
 
+def forget_metrics(path: Path, stages: tuple[str, ...], step: int) -> None:
+    """Drops the lines of `stages` after `step` (a run that goes on from a checkpoint writes them again)."""
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8")
+    # A last line cut short by a kill goes too.
+    rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    kept = [row for row in rows if row["stage"] not in stages or row["step"] <= step]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in kept), encoding="utf-8")
+    os.replace(temporary, path)
+
+
 def save_tensors(state: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """A safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -79,6 +79,7 @@ def train_codec(episodes: Sequence[Episode], config: CodecTrainingConfig, out: P
     progress = checkpoint.load_training(out / "codec_training", models, optimizer) or {"step": 0, "cpu_s": 0.0}
     started = time.process_time() - progress["cpu_s"]
     first = progress["step"]
+    checkpoint.forget_metrics(out / "metrics.jsonl", ("codec",), first)
     with Progress(transient=True) as bar:
         task = bar.add_task("codec", total=config.steps, completed=first)
         for step in range(first, config.steps):

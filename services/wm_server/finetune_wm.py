@@ -134,7 +134,7 @@ class Finetune:
         config, codec = self.config, self.codec()
         pose_format = self.start.pose_format if self.start else config.pose_format
         checkpoint.save_tensors(codec.state_dict(), self.out / "latents" / "codec.safetensors")
-        key = {"codec": file_sha256(self.out / "latents" / "codec.safetensors"), "data": [str(d) for d in config.data]}
+        key = {"codec": file_sha256(self.out / "latents" / "codec.safetensors")}
         made = []
         for name, episodes in (("training", self.training), ("validation", self.validation)):
             choice = config.windows if name == "training" else WindowChoice(random_starts=0, mirror=False)

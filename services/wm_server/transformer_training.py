@@ -108,6 +108,7 @@ class TransformerTraining:
         found = checkpoint.load_training(self._directory, self._models, self.optimizer)
         self.step: int = found["step"] if found else 0
         self.cpu_s: float = found["cpu_s"] if found else 0.0
+        checkpoint.forget_metrics(out / "metrics.jsonl", ("transformer", "validation"), self.step)
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
         """Begins with given weights (fine-tuning); does nothing where a checkpoint was resumed."""
