@@ -65,6 +65,9 @@ class FitRewardConfig:
     """Training reads every so many-th frame; validation and measuring read all."""
     max_fake_success: float = 0.03
     """Largest share of validation failures read as success."""
+    stop_after_round: int | None = None
+    """Stop early, after this many of the rounds; the learning rate falls as if all were run. With --resume, a run that
+    was cut off is finished with the rounds it has."""
     threads: int = 1
     """CPU threads of torch."""
     model: ClassifierConfig = field(default_factory=ClassifierConfig)
@@ -77,6 +80,10 @@ class FitRewardConfig:
             raise ValueError(f"validation_fraction: expected a number between 0 and 1; got {self.validation_fraction}")
         if self.frame_stride < 1 or self.threads < 1:
             raise ValueError(f"frame_stride, threads: expected at least 1; got {self.frame_stride}, {self.threads}")
+        if self.stop_after_round is not None and not 1 <= self.stop_after_round <= self.training.rounds:
+            raise ValueError(
+                f"stop_after_round: expected 1 to training.rounds = {self.training.rounds}; got {self.stop_after_round}"
+            )
 
 
 def split_by_state(
@@ -152,7 +159,10 @@ def _fit(config: FitRewardConfig) -> tuple[Scorer, dict[str, Any]]:
             _write_jsonl(config.work / "metrics.jsonl", [row])
             _checkpoint(config, classifier, optimizer, index + 1)
 
-        train(classifier, optimizer, data, train_episodes, config.training, config.seed, first, on_step, on_round)
+        train(
+            classifier, optimizer, data, train_episodes, config.training, config.seed,
+            first, config.stop_after_round, on_step, on_round,
+        )  # fmt: skip
     chosen, peaks = _choose_threshold(config, classifier, data, validation_episodes)
     figures: dict[str, Any] = {
         "data": _describe(config.data),
@@ -162,7 +172,7 @@ def _fit(config: FitRewardConfig) -> tuple[Scorer, dict[str, Any]]:
         "read_as_success": read_as_success(Scorer(classifier, chosen.value), data, validation_episodes, config.seed),
         "initial_states": sorted(set(data.initial_state_ids)),
         "seed": config.seed,
-        "settings": _settings(config),
+        "settings": _settings(config) | {"stop_after_round": config.stop_after_round},
         "cpu_s": round(time.process_time() - cpu, 1),
         "wall_s": round(time.perf_counter() - started, 1),
         "worldserve_version": __version__,
@@ -327,7 +337,7 @@ def _card(figures: Mapping[str, Any]) -> str:
     if rates := figures.get("read_as_success"):
         text = ", ".join(f"{name.replace('_', ' ')}: {rate:.2f}" for name, rate in rates.items())
         lines += [
-            "- mixtures of a validation success with a failure of the same moment (share of the success left in it), and",
+            "- mixtures of a validation success with a failure of the same moment (share of success left in it) and",
             f"  successes smeared over 2 or 4 pixels, read as success: {text}. Trained to refuse what is mostly faded",
             "  (share at most 0.55), as a world model draws it where it cannot decide; see `ghosts.py`.",
         ]

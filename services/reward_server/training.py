@@ -198,12 +198,13 @@ def train(
     settings: TrainingSettings,
     seed: int,
     first_round: int = 0,
+    stop_after_round: int | None = None,
     on_step: Callable[[], None] = lambda: None,
     on_round: Callable[[int, dict[str, float]], None] = lambda index, metrics: None,
 ) -> None:
     """Trains in place on `episodes` (positions in `data`), from `first_round` on; `on_round` gets a round's figures."""
     failures = episodes[~data.success[episodes]]
-    for round_index in range(first_round, settings.rounds):
+    for round_index in range(first_round, settings.rounds if stop_after_round is None else stop_after_round):
         if round_index == 0:
             pools = first_pools(data, episodes)
         else:
