@@ -180,7 +180,7 @@ def test_a_signal_drains_the_process(number: signal.Signals) -> None:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         assert ready["kind"] == "simulator"
-        with EnvironmentClient(ready["ready"], timeout_s=20) as client:
+        with EnvironmentClient(ready["ready"], timeout_s=60) as client:
             assert client.info().capacity == 4
         process.send_signal(number)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
