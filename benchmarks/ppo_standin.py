@@ -145,8 +145,22 @@ class StandIn:
         held = hand(side, e["state"][None, 7 * side : 7 * side + 6])[0] if e["held"] else None
         frame = draw(s, e["state"], held)
         index = np.array([50 * n], np.int32)
-        return StepReply(item.episode_id, item.chunk_index, frame[None], index, item.actions, 0, 50 * n,
-                         np.zeros(50, np.float32), done, False, "limit" if done else "", success, None, e["state"])  # fmt: skip
+        return StepReply(
+            item.episode_id,
+            item.chunk_index,
+            frame[None],
+            index,
+            item.actions,
+            0,
+            50 * n,
+            np.zeros(50, np.float32),
+            done,
+            False,
+            "limit" if done else "",
+            success,
+            None,
+            e["state"],
+        )  # noqa: E501
 
     def close_episodes(self, ids):
         for i in ids:
