@@ -160,7 +160,7 @@ class StandIn:
             success,
             None,
             e["state"],
-        )  # noqa: E501
+        )
 
     def close_episodes(self, ids):
         for i in ids:
