@@ -145,6 +145,7 @@ def _fit(config: FitRewardConfig) -> tuple[Scorer, dict[str, Any]]:
         classifier.parameters(), config.training.learning_rate, weight_decay=config.training.weight_decay
     )
     first = _restore(config, classifier, optimizer) if config.resume else _start(config)
+    cpu -= _spent_before(config)
     total = config.training.rounds * config.training.steps_per_round
     with _progress("training") as advance:
         done = first * config.training.steps_per_round
@@ -254,6 +255,13 @@ def _start(config: FitRewardConfig) -> int:
     return 0
 
 
+def _spent_before(config: FitRewardConfig) -> float:
+    """CPU-seconds of the finished rounds that a resumed run goes on from."""
+    path = config.work / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return float(json.loads(lines[-1])["cpu_s"]) if lines else 0.0
+
+
 def _checkpoint(
     config: FitRewardConfig, classifier: FrameClassifier, optimizer: torch.optim.Optimizer, rounds: int
 ) -> None:
@@ -321,7 +329,7 @@ def _card(figures: Mapping[str, Any]) -> str:
         "Reads single 96x128 RGB frames. An episode is read as success when the highest probability of frames 51-200",
         f"is at least {chosen['value']:.6f}.",
         "",
-        "- command: `worldserve fit-reward --data " + " ".join(entry["directory"] for entry in figures["data"]) + "`",
+        f"- command: `{_command(figures)}`",
         f"- seed: {figures['seed']}; worldserve {figures['worldserve_version']}; {figures['cpu_s']} CPU-seconds",
     ]
     lines += [
@@ -351,6 +359,24 @@ def _card(figures: Mapping[str, Any]) -> str:
                     f"{rate['confidence']:.0%} Wilson interval)"
                 )
     return "\n".join(lines) + "\n"
+
+
+def _command(figures: Mapping[str, Any]) -> str:
+    """The command that fits these weights again: the data, and every setting that is not its default."""
+    words = ["worldserve fit-reward --data", *(entry["directory"] for entry in figures["data"])]
+    defaults = _settings(FitRewardConfig()) | {"stop_after_round": None}
+    for name, value in figures["settings"].items():
+        nested = isinstance(value, Mapping)
+        pairs = {f"{name}.{k}": (v, defaults[name].get(k)) for k, v in value.items()} if nested else {}
+        for flag, (given, default) in (pairs or {name: (value, defaults.get(name))}).items():
+            if _listed(given) != _listed(default):
+                text = " ".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
+                words.append(f"--{flag.replace('_', '-')} {text}")
+    return " ".join(words)
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _update_card(config: FitRewardConfig, figures: Mapping[str, Any], result: Measurement) -> None:
