@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -243,6 +244,7 @@ def run(config: EvaluateConfig) -> int:
     from worldserve.episodes import InitialStateSet
 
     torch.set_num_threads(config.threads)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if config.fresh:
         shutil.rmtree(config.out, ignore_errors=True)
     states = InitialStateSet.load(config.initial_states)
