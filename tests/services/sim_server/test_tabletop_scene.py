@@ -6,6 +6,7 @@ import hashlib
 import multiprocessing
 import re
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,9 @@ def test_same_bits_after_other_episodes_in_one_process(reference: list[str]) -> 
 
 
 def test_same_bits_in_another_process(reference: list[str]) -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(reference_digests) == reference
+    # Not a Pool: when its process dies it starts another and waits for ever; this one raises BrokenProcessPool.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        assert executor.submit(reference_digests).result(timeout=300) == reference
 
 
 def test_same_bits_among_interleaved_scenes() -> None:
