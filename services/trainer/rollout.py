@@ -359,7 +359,8 @@ def _record(episode: _Episode) -> EpisodeRecord:
         frames=np.concatenate([episode.images[0][None], *chunks]),
         requested_actions=np.concatenate(requested).astype(np.float32),
         executed_actions=np.concatenate([reply.executed_actions for reply in episode.replies]),
-        proprioception=np.stack([*episode.states, episode.replies[-1].proprioception]),
+        # Commanded: the state after the reset, then each executed target.
+        proprioception=np.concatenate([episode.states[0][None], *(r.executed_actions for r in episode.replies)]),
         replies=tuple(episode.replies),
     )
 
