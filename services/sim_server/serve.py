@@ -8,14 +8,13 @@ It prints one line of JSON when it is ready. SIGTERM and Ctrl-C drain it: runnin
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from worldserve.serving import RemoteJudge, ServerSettings, serve, start_environment_server
+from worldserve.serving import ServerSettings, run_environment_server
 
 SUMMARY = "Serve the tabletop simulator."
 
@@ -39,19 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     import tyro
 
     from services.sim_server.backend import TabletopBackend
-    from worldserve.contract import fingerprint
 
     settings = tyro.cli(SimServerSettings, args=argv, prog="worldserve serve-sim", description=__doc__)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        judge = RemoteJudge(settings.reward) if settings.reward else None
-        reward = fingerprint(judge.contract().provenance) if judge else ""
-        backend = TabletopBackend(settings.workers, settings.initial_states, settings.camera, reward)
-        server = start_environment_server(backend, judge, settings)
-    except (OSError, ValueError) as error:
-        print(f"worldserve serve-sim: {error}", file=sys.stderr)
-        return 1
-    return serve(server, backend.shutdown)
+
+    def build(reward_fingerprint: str) -> TabletopBackend:
+        return TabletopBackend(settings.workers, settings.initial_states, settings.camera, reward_fingerprint)
+
+    return run_environment_server("serve-sim", build, settings.reward, settings)
 
 
 if __name__ == "__main__":

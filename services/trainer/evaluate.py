@@ -29,6 +29,7 @@ from services.trainer.recipes import parse_command
 from services.trainer.rollout import Client, EpisodePlan, Policy, Rollout, collect_rollout, unique_run_name
 from services.trainer.run_record import append_jsonl, read_json, read_jsonl, write_json
 from services.trainer.statistics import Interval, cluster_interval, paired_bootstrap, variance_shares
+from worldserve.files import file_sha256
 
 SUMMARY = "Success of a policy on sealed initial states, paired with a reference."
 
@@ -210,7 +211,7 @@ def policy_settings(directory: Path, config: EvaluateConfig, states_sha256: str)
     """Everything an evaluation's results depend on."""
     return {
         "policy": str(directory),
-        "policy_sha256": hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest(),
+        "policy_sha256": file_sha256(directory / "model.safetensors"),
         "initial_states": str(config.initial_states),
         "initial_states_sha256": states_sha256,
         "max_states": config.max_states,

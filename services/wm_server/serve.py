@@ -7,13 +7,12 @@ It prints one line of JSON when it is ready. SIGTERM and Ctrl-C drain it.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldserve.serving import RemoteJudge, ServerSettings, serve, start_environment_server
+from worldserve.serving import ServerSettings, run_environment_server
 
 SUMMARY = "Serve the world model."
 
@@ -36,20 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve serve-wm`."""
     import tyro
 
-    from services.wm_server.backend import build_backend
-    from worldserve.contract import fingerprint
+    from services.wm_server.backend import WorldModelBackend, build_backend
 
     settings = tyro.cli(WorldModelServerSettings, args=argv, prog="worldserve serve-wm", description=__doc__)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        judge = RemoteJudge(settings.reward) if settings.reward else None
-        reward = fingerprint(judge.contract().provenance) if judge else ""
-        backend = build_backend(settings.weights, settings.initial_states, settings.threads, reward)
-        server = start_environment_server(backend, judge, settings)
-    except (OSError, ValueError) as error:
-        print(f"worldserve serve-wm: {error}", file=sys.stderr)
-        return 1
-    return serve(server, backend.shutdown)
+
+    def build(reward_fingerprint: str) -> WorldModelBackend:
+        return build_backend(settings.weights, settings.initial_states, settings.threads, reward_fingerprint)
+
+    return run_environment_server("serve-wm", build, settings.reward, settings)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from worldserve.serving.judge import RemoteJudge
 from worldserve.serving.metrics import ServerMetrics
 from worldserve.serving.reward import RewardServicer
 from worldserve.serving.server import RunningServer, ServerSettings, serve
-from worldserve.serving.start import start_environment_server, start_reward_server
+from worldserve.serving.start import run_environment_server, start_environment_server, start_reward_server
 
 __all__ = [
     "Backend",
@@ -20,6 +20,7 @@ __all__ = [
     "Scorer",
     "ServerMetrics",
     "ServerSettings",
+    "run_environment_server",
     "serve",
     "start_environment_server",
     "start_reward_server",

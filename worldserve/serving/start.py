@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+from collections.abc import Callable
+
+from worldserve.contract import fingerprint
 from worldserve.serving.backend import Backend, Judge, Scorer
 from worldserve.serving.engine import EnvironmentEngine
 from worldserve.serving.environment import EnvironmentServicer
+from worldserve.serving.judge import RemoteJudge
 from worldserve.serving.metrics import ServerMetrics
 from worldserve.serving.reward import RewardServicer
-from worldserve.serving.server import ENVIRONMENT_SERVICE, REWARD_SERVICE, RunningServer, ServerSettings
+from worldserve.serving.server import ENVIRONMENT_SERVICE, REWARD_SERVICE, RunningServer, ServerSettings, serve
 from worldserve.wire.generated.environment_pb2_grpc import add_EnvironmentServiceServicer_to_server
 from worldserve.wire.generated.reward_pb2_grpc import add_RewardServiceServicer_to_server
 
@@ -34,3 +40,25 @@ def start_reward_server(scorer: Scorer, settings: ServerSettings) -> RunningServ
         lambda server: add_RewardServiceServicer_to_server(servicer, server),
         [REWARD_SERVICE], scorer.contract, metrics, settings,
     )  # fmt: skip
+
+
+def run_environment_server(
+    command: str, build: Callable[[str], Backend], reward_target: str, settings: ServerSettings
+) -> int:
+    """What `worldserve serve-sim` and `serve-wm` do: build, start, serve until a signal; returns the exit status.
+
+    Args:
+        command: its name, for messages.
+        build: makes the backend, given the provenance fingerprint of the reward server ("" without one).
+        reward_target: HOST:PORT of the reward server, or "".
+        settings: where to listen.
+    """
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        judge = RemoteJudge(reward_target) if reward_target else None
+        backend = build(fingerprint(judge.contract().provenance) if judge else "")
+        server = start_environment_server(backend, judge, settings)
+    except (OSError, ValueError) as error:
+        print(f"worldserve {command}: {error}", file=sys.stderr)
+        return 1
+    return serve(server, backend.shutdown)
