@@ -442,8 +442,8 @@ def train(
     card: dict[str, Any] | None = None,
 ) -> FlowPolicy:
     """Run `config.iterations` of PPO; `policy` is trained in place and returned."""
-    noise = {"noise_level": config.noise_level, "noise_steps": config.noise_steps}
-    policy.config = policy.config.replace(**noise, noise_correlation=config.noise_correlation)
+    noise = {name: getattr(config, name) for name in ("noise_level", "noise_steps", "noise_correlation", "noise_modes")}
+    policy.config = policy.config.replace(**noise)
     learner = Learner(policy, config)
     first = _resume(record, learner) if config.resume else 0
     run_name = unique_run_name("ppo")

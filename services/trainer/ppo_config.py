@@ -55,6 +55,10 @@ class PPOConfig:
     noise_correlation: float = 0.0
     """Correlation of the noise between consecutive actions; near 1, a whole trajectory moves aside."""
 
+    noise_modes: int = 0
+    """Above 0: noise on the first so many smooth modes of a chunk, and their density (see FlowPolicyConfig); needs
+    `ratio_level: chunk`."""
+
     # Density
     density: Literal["flow_sde", "flow_matching"] = "flow_sde"
     """"flow_sde": the exact density of one stochastic denoise step. "flow_matching": FPO's surrogate from the
@@ -166,6 +170,10 @@ class PPOConfig:
             raise ValueError(
                 f"episodes_per_state: expected a divisor of episodes_per_iteration ({self.episodes_per_iteration}); "
                 f"got {self.episodes_per_state}"
+            )
+        if self.noise_modes and self.ratio_level != "chunk":
+            raise ValueError(
+                "ratio_level: expected 'chunk' with noise_modes, whose density is no single action's; got 'action'"
             )
         if self.baseline == "group" and self.episodes_per_state < 2:
             raise ValueError("episodes_per_state: expected at least 2 with --baseline group; got 1")

@@ -80,6 +80,10 @@ class FlowPolicyConfig:
     """Correlation of the flow-SDE's noise between consecutive actions, in [0, 1): 0 is white. Densities are exact for
     every value, so it may be changed after training; equal to `flow_noise_correlation`, the stochastic step also keeps
     the flow's marginals."""
+    noise_modes: int = 0
+    """Above 0, the flow-SDE's noise moves the first so many smooth modes of the chunk alone, on all dimensions but the
+    grippers, and the density is that of these modes (`noise_correlation` is then without effect); 0 moves every
+    action. May be changed after training."""
     flow_noise_correlation: float = 0.95
     """The same of the flow's own noise (training and initial), which stays as trained: 0 is white, as in pi0.5. *mini*:
     0.9 and more moves a whole trajectory aside instead of shaking it, and keeps the network looking at the image:
@@ -120,6 +124,7 @@ class FlowPolicyConfig:
             ),
             ("noise_level", self.noise_level, math.isfinite(self.noise_level) and self.noise_level > 0, "positive"),
             ("noise_correlation", self.noise_correlation, 0 <= self.noise_correlation < 1, "in [0, 1)"),
+            ("noise_modes", self.noise_modes, 0 <= self.noise_modes <= self.chunk_actions, "0 to chunk_actions"),
             (
                 "flow_noise_correlation",
                 self.flow_noise_correlation,

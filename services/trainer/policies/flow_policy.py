@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from services.trainer.policies.config import FlowPolicyConfig
-from services.trainer.policies.flow_sde import correlate, log_probabilities, step_moments
+from services.trainer.policies.flow_sde import (
+    correlate,
+    log_probabilities,
+    mode_log_probabilities,
+    smooth_noise,
+    step_moments,
+)
 from services.trainer.policies.network import ActionExpert, Prefix, PrefixNetwork, initialise
 from services.trainer.policies.observation import (
     PolicyEvaluation,
@@ -144,6 +150,20 @@ class FlowPolicy(nn.Module):
         steps = self.config.denoise_steps
         return torch.tensor([1.0 - number / steps for number in range(steps)], device=self.state_mean.device)
 
+    def _shape_noise(self, white: Tensor) -> Tensor:
+        """White noise (B, actions, dimensions) on the CPU to the stochastic step's."""
+        config = self.config
+        if config.noise_modes:
+            return smooth_noise(white, config.noise_modes, self.delta_mask.cpu())
+        return correlate(white, config.noise_correlation)
+
+    def _density(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Log-probabilities of the stochastic step, (B, actions), or (B, modes) with `noise_modes`."""
+        config = self.config
+        if config.noise_modes:
+            return mode_log_probabilities(x, mean, std, config.noise_modes, self.delta_mask)
+        return log_probabilities(x, mean, std, config.noise_correlation)
+
     # What trainers call.
     @torch.no_grad()
     def act(
@@ -175,12 +195,12 @@ class FlowPolicy(nn.Module):
             for row, generator in enumerate(generators):
                 index[row] = steps[torch.randint(len(steps), (), generator=generator)]
                 noise[row] = torch.randn(shape, generator=generator)
-            noise = correlate(noise, config.noise_correlation)
+            noise = self._shape_noise(noise)
         device = self.state_mean.device
         x, index, noise = x.to(device), index.to(device), noise.to(device)
         prefix = self.encode(observation)
         chain = torch.zeros(batch, 2, *shape, device=device)
-        density = torch.zeros(batch, config.chunk_actions, device=device)
+        density = torch.zeros(batch, config.noise_modes or config.chunk_actions, device=device)
         step = 1.0 / config.denoise_steps
         for number in range(config.denoise_steps):
             time = self._times()[number].expand(batch)
@@ -192,7 +212,7 @@ class FlowPolicy(nn.Module):
                 stochastic = mean + std[:, None, None] * noise
                 after = torch.where(drawn[:, None, None], stochastic, after)
                 chain = torch.where(drawn[:, None, None, None], torch.stack([x, after], dim=1), chain)
-                terms = log_probabilities(after, mean, std, config.noise_correlation)
+                terms = self._density(after, mean, std)
                 density = torch.where(drawn[:, None], terms, density)
             x = after
         actions = self.denormalise_actions(x, observation.state)
@@ -221,7 +241,7 @@ class FlowPolicy(nn.Module):
         prefix = self.encode(observation) if prefix is None else prefix
         before, after = sample.chain[:, 0], sample.chain[:, 1]
         mean, std = step_moments(before, self.velocity(before, time, prefix), time, step, config.noise_level)
-        return PolicyEvaluation(log_probabilities(after, mean, std, config.noise_correlation), self._value(prefix))
+        return PolicyEvaluation(self._density(after, mean, std), self._value(prefix))
 
     def value(self, observation: PolicyObservation, prefix: Prefix | None = None) -> Tensor:
         """The critic alone: (B,). `prefix` as in `evaluate_sample`."""

@@ -7,6 +7,7 @@ velocity v = noise - action, so the action is x_t - t v and the noise x_t + (1 -
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -64,4 +65,39 @@ def log_probabilities(x: Tensor, mean: Tensor, std: Tensor, correlation: float) 
         log_scale = log_scale + extra
     dimensions = x.shape[2]
     density = -0.5 * (normalised**2).sum(-1) - dimensions * (log_scale + 0.5 * math.log(2.0 * math.pi))
+    return density.to(x.dtype)
+
+
+@lru_cache
+def smooth_modes(count: int, actions: int) -> Tensor:
+    """The first `count` cosine modes over a chunk, (count, actions): orthogonal, mean square 1 each (DCT-II).
+
+    Mode 0 moves the whole chunk aside, mode 1 tilts it, and so on.
+    """
+    place = (torch.arange(actions, dtype=torch.float64) + 0.5) / actions
+    modes = torch.cos(math.pi * torch.arange(count, dtype=torch.float64)[:, None] * place)
+    return torch.where(torch.arange(count)[:, None] == 0, modes, math.sqrt(2.0) * modes)
+
+
+def smooth_noise(white: Tensor, count: int, moved: Tensor) -> Tensor:
+    """White noise (B, actions, dimensions) to noise in the first `count` smooth modes alone; unit mean variance.
+
+    Dimensions where `moved` (dimensions,) is 0 get none.
+    """
+    modes = smooth_modes(count, white.shape[1]).to(white)
+    return torch.einsum("mk,bmd->bkd", modes, white[:, :count]) / math.sqrt(count) * moved
+
+
+def mode_log_probabilities(x: Tensor, mean: Tensor, std: Tensor, count: int, moved: Tensor) -> Tensor:
+    """Log-density of x's smooth modes (see smooth_noise), summed over the moved dimensions: (B, count).
+
+    This is the density of the part of the chunk that is explored, its coordinates in the modes; what the modes cannot
+    express has no noise, so no density, and takes no part in the ratio. A chunk's ratio then has `count` terms a
+    dimension instead of one an action, each as wide as the noise: the variance of PPO's gradient falls with them.
+    """
+    modes = smooth_modes(count, x.shape[1]).to(x.device)
+    normalised = (x - mean).double() / std.double()[:, None, None] * math.sqrt(count)
+    coordinates = torch.einsum("mk,bkd->bmd", modes, normalised) / x.shape[1]
+    log_scale = torch.log(std.double() / math.sqrt(count))[:, None] + 0.5 * math.log(2.0 * math.pi)
+    density = -0.5 * (coordinates**2 * moved).sum(-1) - moved.double().sum() * log_scale
     return density.to(x.dtype)

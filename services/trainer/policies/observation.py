@@ -38,7 +38,7 @@ class PolicySample:
     actions: float32 (B, 50, 14), absolute targets. chain: float32 (B, 2, 50, 14), normalised actions before and after
     the one stochastic denoise step. denoise_index: int64 (B,), which step that was; -1 in mode "mean", which has none
     (chain and log_probabilities are then zero). log_probabilities: float32 (B, 50), summed over the dimensions of an
-    action; the chunk's is their sum. values: float32 (B,).
+    action, or (B, modes) with `noise_modes`; the chunk's is their sum. values: float32 (B,).
     """
 
     actions: Tensor
@@ -60,7 +60,7 @@ class PolicySample:
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """Density and value under the present weights, with gradient: log_probabilities (B, 50), values (B,)."""
+    """Density and value under the present weights, with gradient: log_probabilities as a sample's, values (B,)."""
 
     log_probabilities: Tensor
     values: Tensor

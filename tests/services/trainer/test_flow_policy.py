@@ -17,7 +17,14 @@ from services.trainer.policies import (
     load_policy,
     save_policy,
 )
-from services.trainer.policies.flow_sde import correlate, log_probabilities, step_moments
+from services.trainer.policies.flow_sde import (
+    correlate,
+    log_probabilities,
+    mode_log_probabilities,
+    smooth_modes,
+    smooth_noise,
+    step_moments,
+)
 from services.trainer.policies.tokens import tokenize
 
 BATCH = 6
@@ -94,6 +101,16 @@ def test_rollout_and_training_densities_and_values_agree(prediction, correlation
     assert torch.allclose(evaluation.values, sample.values, atol=1e-5)
     assert evaluation.log_probabilities.requires_grad
     assert evaluation.values.requires_grad
+
+
+@pytest.mark.parametrize("modes", [1, 3])
+def test_rollout_and_training_densities_of_smooth_modes_agree(modes):
+    policy = policy_of(small(noise_modes=modes))
+    observation = observation_of()
+    sample = policy.act(observation, generators(), "sample")
+    assert sample.log_probabilities.shape == (BATCH, modes)
+    evaluation = policy.evaluate_sample(observation, sample)
+    assert largest_ratio_error(evaluation.log_probabilities, sample.log_probabilities) <= 1e-3
 
 
 def test_densities_agree_in_other_batches_at_full_size():
@@ -186,6 +203,39 @@ def test_density_is_that_of_the_multivariate_normal(correlation):
     assert log_probabilities(x, mean, std.double(), correlation).sum().item() == pytest.approx(float(expected))
 
 
+SMOOTH_MODES = [  # sqrt(2) cos(pi m (k + 1/2) / 4) from the second on
+    [1.0, 1.0, 1.0, 1.0],
+    [1.306563, 0.541196, -0.541196, -1.306563],
+    [1.0, -1.0, -1.0, 1.0],
+]
+
+
+def test_smooth_modes_are_the_table_orthogonal_and_of_mean_square_one():
+    modes = smooth_modes(3, 4)
+    assert torch.allclose(modes, torch.tensor(SMOOTH_MODES, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(modes @ modes.T / 4, torch.eye(3, dtype=torch.float64), atol=1e-12)
+
+
+def test_smooth_noise_has_unit_variance_on_average_and_leaves_unmoved_dimensions_alone():
+    white = torch.randn(20000, 6, 3, generator=torch.Generator().manual_seed(0))
+    noise = smooth_noise(white, 2, torch.tensor([1.0, 1.0, 0.0]))
+    assert float(noise[..., :2].var(0).mean()) == pytest.approx(1.0, abs=0.02)
+    assert not noise[..., 2].any()
+
+
+def test_mode_density_is_the_normal_density_of_the_modes_coordinates_alone():
+    moved, std, count = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.3]), 2
+    mean = torch.randn(1, 6, 3, generator=torch.Generator().manual_seed(0)).double()
+    coordinates = torch.tensor([[0.5, -1.0], [0.25, 2.0]], dtype=torch.float64)  # (mode, dimension)
+    offset = torch.einsum("mk,md->kd", smooth_modes(count, 6), coordinates)
+    x = mean + torch.cat([offset, torch.zeros(6, 1)], dim=1)
+    scale = 0.3 / math.sqrt(count)
+    expected = torch.distributions.Normal(0.0, scale).log_prob(coordinates.float()).sum(1)
+    assert torch.allclose(mode_log_probabilities(x, mean, std, count, moved)[0].float(), expected, atol=1e-5)
+    shaken = x + 0.7 * smooth_modes(6, 6)[4][:, None] + torch.tensor([0.0, 0.0, 1.0])  # not in the modes; a gripper
+    assert torch.allclose(mode_log_probabilities(shaken, mean, std, count, moved)[0].float(), expected, atol=1e-5)
+
+
 def test_correlated_noise_has_unit_variance_and_the_asked_correlation():
     noise = correlate(torch.randn(20000, 5, 1, generator=torch.Generator().manual_seed(0)), 0.8)[..., 0]
     covariance = noise.T @ noise / len(noise)
@@ -260,7 +310,14 @@ def test_a_wrong_observation_is_refused_by_name(change, named):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"image_height": 100}, {"noise_steps": ()}, {"noise_steps": (5,)}, {"actions_per_token": 7}, {"noise_level": 0.0}],
+    [
+        {"image_height": 100},
+        {"noise_steps": ()},
+        {"noise_steps": (5,)},
+        {"actions_per_token": 7},
+        {"noise_level": 0.0},
+        {"noise_modes": 51},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
