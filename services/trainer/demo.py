@@ -240,9 +240,9 @@ def evaluate(config: DemoConfig, servers: Servers, policy: Path, name: str, refe
 
 def train(config: DemoConfig, servers: Servers) -> None:
     """PPO in the world model. Raises KeyboardInterrupt when it was interrupted."""
-    from services.trainer import ppo
+    from services.trainer import ppo_command
 
-    if ppo.run(ppo_config(config, servers.world_model.address)):
+    if ppo_command.run(ppo_config(config, servers.world_model.address)):
         raise KeyboardInterrupt
 
 

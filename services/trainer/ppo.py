@@ -1,26 +1,18 @@
-"""Proximal policy optimisation of a flow policy, in one file: `worldserve ppo`.
+"""Proximal policy optimisation of a flow policy, in one file; `worldserve ppo` (ppo_command.py) runs it.
 
 An episode is a few decisions (chunks of 50 actions) with one reward at its end. The policy's density is flow-SDE's
 (RLinf's pi_RL report, arXiv 2510.25889): one denoise step a decision is Gaussian; its log-probability is the policy's.
 Advantages are torchrl's generalised advantage estimation, the losses PPO's (Schulman et al. 2017, arXiv 1707.06347).
 torchrl's ClipPPOLoss wants a TensorDict actor that draws from a distribution object; the flow policy hands over
 densities, so the loss is written here and tested against torchrl's.
-
-    worldserve ppo --target localhost:50051 --policy weights/policy-sft --recipe mini --reward-source success
-    worldserve ppo --recipe corrected --target localhost:50052 --out runs/wm-0 --seed 0
-    worldserve ppo --recipe corrected --target localhost:50052 --out runs/wm-0 --seed 0 --resume
 """
 
 from __future__ import annotations
 
-import dataclasses
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,16 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.trainer.flow_matching_density import Draws, flow_matching_log_probabilities, make_draws
 from services.trainer.policies import FlowPolicy, PolicyEvaluation, Prefix, load_policy, save_policy
 from services.trainer.ppo_config import PPOConfig
-from services.trainer.recipes import parse_command
-from services.trainer.rollout import Client, Rollout, SampleMode, collect_rollout, make_observation, unique_run_name
+from services.trainer.ppo_metrics import episode_rows, numbers, rollout_metrics, summary
+from services.trainer.rollout import Client, Rollout, collect_rollout, make_observation, unique_run_name
 from services.trainer.run_record import RunRecord
-from services.trainer.self_imitation import Decisions, imitate
-from services.trainer.statistics import explained_variance
-
-SUMMARY = "Improve a policy by PPO in a simulator or a world model."
 
 
 class AgreementError(RuntimeError):
@@ -109,7 +96,6 @@ def make_targets(rollout: Rollout, final_values: Tensor, config: PPOConfig) -> T
         advantages = _group_baseline(rollout, config)
     if config.normalize_advantages:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    advantages = torch.where(advantages < 0, config.negative_advantage_weight * advantages, advantages)
     old = rollout.samples["log_probabilities"].flatten(0, 1)
     return Targets(advantages.flatten(), returns.flatten(), old, values.flatten())
 
@@ -185,27 +171,20 @@ class Learner:
 
     def __init__(self, policy: FlowPolicy, config: PPOConfig) -> None:
         self.policy, self.config = policy, config
-        self.learning_rate = config.learning_rate
-        self._before_step: list[Tensor] | None = None
         frozen = policy.prefix_parameters() if config.trainable == "expert" else []
         for parameter in frozen:
             parameter.requires_grad_(False)
         self._prefix: Prefix | None = None
-        self._draws: Draws | None = None
-        self._old = torch.zeros(0)
         self.value_parameters = policy.value_parameters()
         own = {id(parameter) for parameter in self.value_parameters}
         self.policy_parameters = [p for p in policy.parameters() if p.requires_grad and id(p) not in own]
-        self.policy_optimizer = _optimizer(self.policy_parameters, config.learning_rate, config)
+        self.policy_optimizer = torch.optim.Adam(self.policy_parameters, config.learning_rate)
         self.value_optimizer = torch.optim.Adam(self.value_parameters, config.value_learning_rate)
-        self.imitation_optimizer = torch.optim.Adam(self.policy_parameters, config.self_imitation_learning_rate)
-        self.decisions = Decisions(config.self_imitation_capacity)
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """All, by name, for checkpoints."""
-        found = {"policy": self.policy_optimizer, "value": self.value_optimizer}
-        return found | ({"imitation": self.imitation_optimizer} if self.config.self_imitation_steps else {})
+        """Both, by name, for checkpoints."""
+        return {"policy": self.policy_optimizer, "value": self.value_optimizer}
 
     def update(
         self, rollout: Rollout, targets: Targets, iteration: int, generator: np.random.Generator
@@ -214,48 +193,23 @@ class Learner:
         config = self.config
         train_policy = iteration >= config.critic_warmup_iterations
         value_epochs = config.value_epochs or config.update_epochs
-        self.policy_optimizer.param_groups[0]["lr"] = self.learning_rate
-        self._before_step = None
         self._prefix = self._encode(rollout) if config.trainable == "expert" else None
-        self._old = self._old_log_probabilities(rollout, targets, generator) if train_policy else torch.zeros(0)
         log: dict[str, list[float]] = {}
-        stopped, undone = "", 0
+        stopped = ""
         for epoch in range(max(config.update_epochs if train_policy else 0, value_epochs)):
             for rows in _slices(generator.permutation(rollout.rewards.size), config.minibatch_size):
                 with_policy = train_policy and not stopped and epoch < config.update_epochs
                 reason = self._minibatch(rollout, targets, rows, with_policy, epoch < value_epochs, log)
-                if reason and config.adaptive_learning_rate and self._undo():
-                    undone += 1
-                else:
-                    stopped = stopped or reason
+                stopped = stopped or reason
             if stopped and epoch + 1 >= value_epochs:
                 break
-        if train_policy and config.adaptive_learning_rate:
-            undone += self._check_last_step(rollout, targets, generator)
         metrics: dict[str, Any] = {name: float(np.mean(values)) for name, values in log.items()}
         if train_policy:
             metrics["actor/ratio_max"] = max(log["actor/ratio_max"])
             metrics["actor/final_approx_kl"] = float(np.mean(log["actor/approx_kl"][-3:]))
             metrics["actor/optimizer_steps"] = len(log.get("actor/grad_norm", []))
             metrics["actor/stop_reason"] = stopped
-            metrics["actor/undone_steps"] = undone
-            if config.adaptive_learning_rate and not undone:
-                self.learning_rate = min(self.learning_rate * 1.5, 100.0 * config.learning_rate)
-        metrics["actor/learning_rate"] = self.learning_rate if train_policy else 0.0
-        return metrics | self._imitate(rollout, targets, train_policy, generator)
-
-    def _imitate(
-        self, rollout: Rollout, targets: Targets, train_policy: bool, generator: np.random.Generator
-    ) -> dict[str, Any]:
-        config = self.config
-        if not config.self_imitation_steps:
-            return {}
-        self.decisions.add(rollout, targets.returns, targets.old_values)
-        steps = config.self_imitation_steps if train_policy else 0
-        return imitate(
-            self.policy, self.imitation_optimizer, self.decisions, steps, config.self_imitation_batch_size,
-            config.max_grad_norm, generator,
-        )  # fmt: skip
+        return metrics
 
     def _minibatch(
         self,
@@ -277,7 +231,9 @@ class Learner:
             if with_policy:
                 evaluation = self.evaluate(rollout, part)
                 values = evaluation.values
-                ratio = log_ratios(evaluation.log_probabilities, self._old[index], config.ratio_level)
+                ratio = log_ratios(
+                    evaluation.log_probabilities, targets.old_log_probabilities[index], config.ratio_level
+                )
                 loss = policy_loss(ratio, targets.advantages[index], config.clip_low, config.clip_high)
                 measured |= _ratio_metrics(ratio.detach(), loss.detach(), config)
             else:
@@ -287,7 +243,7 @@ class Learner:
                 critic = value_loss(values, old, returns, config.value_clip, config.huber_delta)
                 loss = loss + critic
                 measured |= _value_metrics(values.detach(), old, critic.detach(), config)
-            if not bool(torch.isfinite(loss)) and self._before_step is None:
+            if not bool(torch.isfinite(loss)):
                 raise FloatingPointError(
                     f"loss: expected a finite number; got {float(loss.detach())}. Lower the learning rate or raise "
                     "noise_level; the last checkpoint is whole."
@@ -297,12 +253,9 @@ class Learner:
         merged = _merge(seen)
         reason = _stop_reason(merged, config) if with_policy else ""
         for name, value in merged.items():
-            if not (reason and self._before_step is not None and name.startswith("actor/")):  # will be taken back
-                log.setdefault(name, []).append(value)
+            log.setdefault(name, []).append(value)
         if with_policy and not reason:  # the policy keeps what it has once it should stop
             log.setdefault("actor/grad_norm", []).append(_clip(self.policy_parameters, config.max_grad_norm))
-            if config.adaptive_learning_rate:
-                self._before_step = [parameter.detach().clone() for parameter in self.policy_parameters]
             self.policy_optimizer.step()
         if with_value:
             log.setdefault("critic/grad_norm", []).append(_clip(self.value_parameters, config.max_grad_norm))
@@ -310,63 +263,19 @@ class Learner:
         return reason
 
     def evaluate(self, rollout: Rollout, rows: NDArray[np.int64]) -> PolicyEvaluation:
-        """Log-probabilities and values of decisions `rows` under the present weights, by the configured density."""
+        """Log-probabilities and values of decisions `rows` under the present weights,"""
         index, observation = torch.from_numpy(rows), rollout.observation(rows)
         prefix, sample = self._kept_prefix(index), rollout.sample(rows)
-        if self._draws is None:
-            return self.policy.evaluate_sample(observation, sample, prefix)
-        terms, prefix = flow_matching_log_probabilities(
-            self.policy, observation, sample.actions, self._draws.select(index), prefix, self.config.density_std
-        )
-        return PolicyEvaluation(terms, self.policy.value(observation, prefix))
+        return self.policy.evaluate_sample(observation, sample, prefix)
 
     def _kept_prefix(self, index: Tensor) -> Prefix | None:
         return self._prefix.select(index) if self._prefix is not None else None
-
-    def _old_log_probabilities(self, rollout: Rollout, targets: Targets, generator: np.random.Generator) -> Tensor:
-        """The rollout's own, or those of the surrogate under the weights before the update."""
-        config = self.config
-        if config.density == "flow_sde":
-            return targets.old_log_probabilities
-        self._draws = make_draws(self.policy, rollout.rewards.size, config.density_draws, generator)
-        with torch.no_grad():
-            parts = _slices(np.arange(rollout.rewards.size), config.microbatch_size)
-            return torch.cat([self.evaluate(rollout, rows).log_probabilities for rows in parts])
 
     def _encode(self, rollout: Rollout) -> Prefix:
         """The frozen prefix of every decision, computed once an iteration."""
         with torch.no_grad():
             parts = _slices(np.arange(rollout.rewards.size), self.config.microbatch_size)
             return Prefix.concatenate([self.policy.encode(rollout.observation(rows)) for rows in parts])
-
-    def _undo(self) -> bool:
-        """Take the last policy step back and halve the learning rate; False when there is none to take back."""
-        if self._before_step is None:
-            return False
-        with torch.no_grad():
-            for parameter, value in zip(self.policy_parameters, self._before_step, strict=True):
-                parameter.copy_(value)
-        self._before_step = None
-        self.learning_rate /= 2.0
-        self.policy_optimizer.param_groups[0]["lr"] = self.learning_rate
-        return True
-
-    def _check_last_step(self, rollout: Rollout, targets: Targets, generator: np.random.Generator) -> int:
-        """No minibatch follows the last step to measure it: do so here, and take it back if it went too far."""
-        config, log_ratio = self.config, []
-        rows = generator.permutation(rollout.rewards.size)[: config.minibatch_size]
-        with torch.no_grad():
-            for part in _slices(rows, config.microbatch_size):
-                new = self.evaluate(rollout, part).log_probabilities
-                log_ratio.append(log_ratios(new, self._old[torch.from_numpy(part)], config.ratio_level))
-        measured = _ratio_metrics(torch.cat(log_ratio), torch.zeros(()), config)
-        return int(bool(_stop_reason(measured, config)) and self._undo())
-
-
-def _optimizer(parameters: list[torch.nn.Parameter], learning_rate: float, config: PPOConfig) -> torch.optim.Optimizer:
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(parameters, learning_rate, momentum=config.sgd_momentum)
-    return torch.optim.Adam(parameters, learning_rate, betas=(0.9, config.adam_beta2), eps=config.adam_epsilon)
 
 
 def _ratio_metrics(log_ratio: Tensor, loss: Tensor, config: PPOConfig) -> dict[str, float]:
@@ -447,13 +356,12 @@ def train(
     learner = Learner(policy, config)
     first = _resume(record, learner) if config.resume else 0
     run_name = unique_run_name("ppo")
-    mode: SampleMode = "sample" if config.density == "flow_sde" else "mean"
     for iteration in range(first, config.iterations):
         wall, cpu = time.perf_counter(), time.process_time()
         states = choose_initial_states(initial_state_ids, config, iteration)
         on_progress("rollout", 0, len(states))
         rollout = collect_rollout(
-            client, policy, states, config.seed, config.reward_source, mode, config.batch,
+            client, policy, states, config.seed, config.reward_source, "sample", config.batch,
             iteration=iteration, run_name=run_name, policy_batch=config.policy_batch,
             overlap=config.overlap, on_progress=lambda count: on_progress("rollout", count, 0),
         )  # fmt: skip
@@ -464,23 +372,20 @@ def train(
             )
         collected = time.process_time()
         targets = make_targets(rollout, _final_values(policy, rollout, config), config)
-        metrics = check_agreement(policy, rollout, config) if iteration == first and mode == "sample" else {}
+        metrics = check_agreement(policy, rollout, config) if iteration == first else {}
         on_progress("update", 0, 0)
         metrics |= learner.update(rollout, targets, iteration, np.random.default_rng([config.seed, iteration, 2]))
-        metrics |= _rollout_metrics(rollout, targets) | {
+        metrics |= rollout_metrics(rollout, targets.returns, targets.advantages) | {
             "time/rollout_policy_cpu_s": rollout.policy_cpu_s,
             "time/rollout_cpu_s": collected - cpu,
             "time/update_cpu_s": time.process_time() - collected,
             "time/iteration_wall_s": time.perf_counter() - wall,
         }
-        record.log(iteration, metrics, _episode_rows(rollout, iteration))
+        record.log(iteration, metrics, episode_rows(rollout, iteration))
         if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.iterations:
-            about = {**(card or {}), "iteration": iteration + 1, "seed": config.seed, "metrics": _numbers(metrics)}
-            state = {"learning_rate": learner.learning_rate}
-            if config.self_imitation_steps:
-                learner.decisions.save(record.directory / "self_imitation.npz")
-            record.checkpoint(iteration + 1, partial(save_policy, policy, card=about), learner.optimizers, state)
-        on_progress(_summary(iteration, metrics), 1, config.iterations)
+            about = {**(card or {}), "iteration": iteration + 1, "seed": config.seed, "metrics": numbers(metrics)}
+            record.checkpoint(iteration + 1, partial(save_policy, policy, card=about), learner.optimizers, {})
+        on_progress(summary(iteration, metrics), 1, config.iterations)
     return policy
 
 
@@ -489,11 +394,7 @@ def _resume(record: RunRecord, learner: Learner) -> int:
     if checkpoint is None:
         return 0
     learner.policy.load_state_dict(load_policy(checkpoint / "policy").state_dict())
-    state = record.restore(checkpoint, learner.optimizers)
-    learner.learning_rate = float(state["learning_rate"])
-    if (record.directory / "self_imitation.npz").exists():
-        learner.decisions.load(record.directory / "self_imitation.npz")
-    return int(state["iteration"])
+    return int(record.restore(checkpoint, learner.optimizers)["iteration"])
 
 
 def _final_values(policy: FlowPolicy, rollout: Rollout, config: PPOConfig) -> Tensor:
@@ -508,127 +409,3 @@ def _final_values(policy: FlowPolicy, rollout: Rollout, config: PPOConfig) -> Te
                 policy.value(make_observation(rollout.final_images[rows], rollout.final_states[rows], instructions))
             )
     return torch.cat(parts)
-
-
-def _rollout_metrics(rollout: Rollout, targets: Targets) -> dict[str, Any]:
-    returns, values = targets.returns.numpy(), targets.old_values.numpy()
-    known = {"success": rollout.success, "verdict": rollout.verdict}
-    rates = {f"env/{name}": float(v[v >= 0].mean()) for name, v in known.items() if bool((v >= 0).any())}
-    return rates | {
-        "env/reward": float(rollout.rewards.sum(1).mean()),
-        "env/episodes": len(rollout),
-        "env/failed_episodes": len(rollout.failures),
-        "env/clipped_actions": float(rollout.clipped_actions.mean()),
-        "rollout/returns": float(returns.mean()),
-        "rollout/values": float(values.mean()),
-        "rollout/advantages_max": float(targets.advantages.max()),
-        "critic/explained_variance": explained_variance(values, returns),
-    }
-
-
-def _episode_rows(rollout: Rollout, iteration: int) -> list[dict[str, Any]]:
-    rows = [
-        {
-            "iteration": iteration,
-            "episode": plan.index,
-            "episode_id": plan.episode_id,
-            "initial_state_id": plan.initial_state_id,
-            "environment_seed": plan.environment_seed,
-            "success": int(rollout.success[i]),
-            "verdict": int(rollout.verdict[i]),
-            "verdict_peak": float(rollout.verdict_peak[i]),
-            "reward": float(rollout.rewards[i].sum()),
-            "clipped_actions": int(rollout.clipped_actions[i]),
-            "values": [round(float(v), 5) for v in rollout.values[i]],
-            "error": "",
-        }
-        for i, plan in enumerate(rollout.plans)
-    ]
-    for failure in rollout.failures:
-        plan = failure.plan
-        at = {"iteration": iteration, "episode": plan.index, "episode_id": plan.episode_id}
-        rows.append({**at, "initial_state_id": plan.initial_state_id, "error": str(failure.error)})
-    return rows
-
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {k: (v if not isinstance(v, float) or np.isfinite(v) else None) for k, v in metrics.items()}
-
-
-def _summary(iteration: int, metrics: dict[str, Any]) -> str:
-    names = ["env/reward", "env/success", "actor/approx_kl", "actor/clip_fraction", "critic/explained_variance"]
-    shown = [f"{name.split('/')[1]} {metrics[name]:.3f}" for name in names if name in metrics]
-    stop = f" stop: {metrics['actor/stop_reason']}" if metrics.get("actor/stop_reason") else ""
-    return f"iteration {iteration}: {', '.join(shown)}, {metrics['time/iteration_wall_s']:.0f} s{stop}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """`worldserve ppo`."""
-    config = parse_command(PPOConfig, argv, "worldserve ppo", __doc__ or SUMMARY)
-    try:
-        return run(config)
-    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
-        print(f"worldserve ppo: {error}", file=sys.stderr)
-        return 1
-
-
-def run(config: PPOConfig) -> int:
-    """Connect, train, report; returns the exit status. Ctrl-C and SIGTERM leave whole checkpoints, no open episodes."""
-    from rich.console import Console
-
-    from worldserve.client import EnvironmentClient
-    from worldserve.contract import fingerprint
-    from worldserve.episodes import InitialStateSet, refuse_for_training
-
-    console = Console(stderr=True)
-    torch.set_num_threads(config.threads)
-    states = InitialStateSet.load(config.initial_states)
-    refuse_for_training(states.ids)
-    policy = load_policy(config.policy)
-    record = RunRecord(config.out, dataclasses.asdict(config), config.resume)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    card = {"command": "worldserve ppo", "started_from": str(config.policy), "config": _jsonable(config)}
-    try:
-        with EnvironmentClient(config.target) as client, _Progress(console) as progress:
-            contract = client.get_contract()
-            card["interface"], card["provenance"] = fingerprint(contract.interface), fingerprint(contract.provenance)
-            train(client, policy, states.ids, config, record, progress, card)
-    except KeyboardInterrupt:
-        console.print(f"interrupted; the newest checkpoint is whole: go on with --out {config.out} --resume")
-        return 130
-    finally:
-        record.close()
-    console.print(f"policy: {config.out / 'policy'}   metrics: {config.out / 'metrics.jsonl'}")
-    return 0
-
-
-def _jsonable(config: PPOConfig) -> dict[str, Any]:
-    return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()}
-
-
-class _Progress:
-    """Two bars, iterations and the episodes of the present one, and a line an iteration."""
-
-    def __init__(self, console: Any) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bars = Progress(*columns, console=console, transient=True)
-        self._iterations = self._bars.add_task("iteration", total=None)
-        self._phase = self._bars.add_task("rollout", total=None)
-
-    def __enter__(self) -> _Progress:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def __call__(self, phase: str, done: int, total: int) -> None:
-        if phase in ("rollout", "update"):
-            if total or phase == "update":
-                self._bars.reset(self._phase, description=phase, total=total or None)
-            self._bars.advance(self._phase, done)
-        else:
-            self._bars.console.print(phase)
-            self._bars.update(self._iterations, total=total, advance=done)

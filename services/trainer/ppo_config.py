@@ -59,15 +59,6 @@ class PPOConfig:
     """Above 0: noise on the first so many smooth modes of a chunk, and their density (see FlowPolicyConfig); needs
     `ratio_level: chunk`."""
 
-    # Density
-    density: Literal["flow_sde", "flow_matching"] = "flow_sde"
-    """"flow_sde": the exact density of one stochastic denoise step. "flow_matching": FPO's surrogate from the
-    flow-matching loss of the whole chunk (see flow_matching_density.py); acting then adds no noise."""
-    density_draws: int = 2
-    """Noises and flow times a decision, with `density: flow_matching`."""
-    density_std: float = 0.3
-    """Standard deviation, in normalised actions, that turns squared error into log-density there."""
-
     # Returns
     gamma: float = 1.0
     """Discount a decision (a chunk)."""
@@ -80,8 +71,6 @@ class PPOConfig:
     """"group": return minus the mean return of the other episodes of the same state; needs episodes_per_state >= 2."""
     normalize_advantages: bool = True
     """Zero mean and unit variance over the iteration's decisions."""
-    negative_advantage_weight: float = 1.0
-    """Factor on negative advantages after normalisation; below 1 leans on imitation of what went well."""
 
     # Policy loss
     ratio_level: Literal["chunk", "action"] = "chunk"
@@ -98,22 +87,10 @@ class PPOConfig:
     """Decisions a forward pass; gradients add up to the minibatch's."""
     learning_rate: float = 5e-6
     """Of the policy."""
-    adaptive_learning_rate: bool = False
-    """A policy step that takes approx_kl above 1.5 target_kl (or the ratio above max_ratio) is taken back and the
-    learning rate halved; an update without one raises it by half, up to 100 times `learning_rate`."""
     trainable: Literal["all", "expert"] = "expert"
     """"expert": the prefix (vision and language) stays as it is, which makes an update cheaper too."""
     max_grad_norm: float = 1.0
     """Gradient clipping, policy and critic apart."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """Of the policy. Adam moves every weight by about the learning rate, also those whose gradient is noise; SGD moves
-    along the gradient, whose large directions are motions shared by many states."""
-    sgd_momentum: float = 0.9
-    """With `optimizer: sgd`."""
-    adam_beta2: float = 0.999
-    """Second-moment decay of Adam."""
-    adam_epsilon: float = 1e-8
-    """Added to Adam's denominator; far above the gradients' size, Adam becomes SGD with momentum."""
     target_kl: float | None = 0.05
     """An update's remaining minibatches are skipped once approx_kl exceeds 1.5 times this (none: never)."""
     max_ratio: float = 20.0
@@ -132,17 +109,6 @@ class PPOConfig:
     """Value errors above this count linearly."""
     value_epochs: int | None = None
     """Passes of the critic (none: update_epochs). More than the policy's are run after it, on the critic alone."""
-
-    # Self-imitation (off by default): see self_imitation.py
-    self_imitation_steps: int = 0
-    """Optimiser steps an iteration, after PPO's, of the flow-matching loss on the policy's own decisions with return
-    above value (Oh et al. 2018)."""
-    self_imitation_learning_rate: float = 1e-4
-    """Of those steps (Adam)."""
-    self_imitation_batch_size: int = 32
-    """Decisions a step."""
-    self_imitation_capacity: int = 4096
-    """Decisions kept from earlier iterations, the newest."""
 
     checkpoint_every: int = 1
     """Iterations between checkpoints; the last is always written."""

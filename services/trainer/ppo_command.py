@@ -1,0 +1,101 @@
+"""`worldserve ppo`: connects, trains, shows progress."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.trainer.policies import load_policy
+from services.trainer.ppo import train
+from services.trainer.ppo_config import PPOConfig
+from services.trainer.recipes import parse_command
+from services.trainer.run_record import RunRecord
+
+SUMMARY = "Improve a policy by PPO in a simulator or a world model."
+# Settings that decide how a run is carried out or how long it is, not what its iterations compute.
+MAY_CHANGE = {"target", "out", "threads", "iterations", "overlap", "checkpoint_every", "max_failed_fraction"}
+DESCRIPTION = """Improves a flow policy by proximal policy optimisation in a simulator or a world model.
+
+examples:
+  worldserve ppo --target localhost:50051 --policy weights/policy-sft --recipe mini --reward-source success
+  worldserve ppo --recipe corrected --target localhost:50052 --out runs/wm-0 --seed 0
+  worldserve ppo --recipe corrected --target localhost:50052 --out runs/wm-0 --seed 0 --resume
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`worldserve ppo`."""
+    config = parse_command(PPOConfig, argv, "worldserve ppo", DESCRIPTION)
+    try:
+        return run(config)
+    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
+        print(f"worldserve ppo: {error}", file=sys.stderr)
+        return 1
+
+
+def run(config: PPOConfig) -> int:
+    """Connect, train, report; returns the exit status. Ctrl-C and SIGTERM leave whole checkpoints, no open episodes."""
+    from rich.console import Console
+
+    from worldserve.client import EnvironmentClient
+    from worldserve.contract import fingerprint
+    from worldserve.episodes import InitialStateSet, refuse_for_training
+
+    console = Console(stderr=True)
+    torch.set_num_threads(config.threads)
+    states = InitialStateSet.load(config.initial_states)
+    refuse_for_training(states.ids)
+    policy = load_policy(config.policy)
+    record = RunRecord(config.out, dataclasses.asdict(config), config.resume, MAY_CHANGE)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    card = {"command": "worldserve ppo", "started_from": str(config.policy), "config": _jsonable(config)}
+    try:
+        with EnvironmentClient(config.target) as client, _Progress(console) as progress:
+            contract = client.get_contract()
+            card["interface"], card["provenance"] = fingerprint(contract.interface), fingerprint(contract.provenance)
+            train(client, policy, states.ids, config, record, progress, card)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; the newest checkpoint is whole: go on with --out {config.out} --resume")
+        return 130
+    finally:
+        record.close()
+    console.print(f"policy: {config.out / 'policy'}   metrics: {config.out / 'metrics.jsonl'}")
+    return 0
+
+
+def _jsonable(config: PPOConfig) -> dict[str, Any]:
+    return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()}
+
+
+class _Progress:
+    """Two bars, iterations and the episodes of the present one, and a line an iteration."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=console, transient=True)
+        self._iterations = self._bars.add_task("iteration", total=None)
+        self._phase = self._bars.add_task("rollout", total=None)
+
+    def __enter__(self) -> _Progress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        if phase in ("rollout", "update"):
+            if total or phase == "update":
+                self._bars.reset(self._phase, description=phase, total=total or None)
+            self._bars.advance(self._phase, done)
+        else:
+            self._bars.console.print(phase)
+            self._bars.update(self._iterations, total=total, advance=done)

@@ -1,0 +1,67 @@
+"""What an iteration of PPO writes down: metrics, a row an episode, and the line a person reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from services.trainer.rollout import Rollout
+from services.trainer.statistics import explained_variance
+
+
+def rollout_metrics(rollout: Rollout, returns: Tensor, advantages: Tensor) -> dict[str, Any]:
+    """Rates and means of an iteration's episodes; returns and advantages are flat over decisions."""
+    values = rollout.values.flatten().numpy()
+    known = {"success": rollout.success, "verdict": rollout.verdict}
+    rates = {f"env/{name}": float(v[v >= 0].mean()) for name, v in known.items() if bool((v >= 0).any())}
+    return rates | {
+        "env/reward": float(rollout.rewards.sum(1).mean()),
+        "env/episodes": len(rollout),
+        "env/failed_episodes": len(rollout.failures),
+        "env/clipped_actions": float(rollout.clipped_actions.mean()),
+        "rollout/returns": float(returns.mean()),
+        "rollout/values": float(values.mean()),
+        "rollout/advantages_max": float(advantages.max()),
+        "critic/explained_variance": explained_variance(values, returns.numpy()),
+    }
+
+
+def episode_rows(rollout: Rollout, iteration: int) -> list[dict[str, Any]]:
+    """A row an episode, failed ones with their error."""
+    rows = [
+        {
+            "iteration": iteration,
+            "episode": plan.index,
+            "episode_id": plan.episode_id,
+            "initial_state_id": plan.initial_state_id,
+            "environment_seed": plan.environment_seed,
+            "success": int(rollout.success[i]),
+            "verdict": int(rollout.verdict[i]),
+            "verdict_peak": float(rollout.verdict_peak[i]),
+            "reward": float(rollout.rewards[i].sum()),
+            "clipped_actions": int(rollout.clipped_actions[i]),
+            "values": [round(float(v), 5) for v in rollout.values[i]],
+            "error": "",
+        }
+        for i, plan in enumerate(rollout.plans)
+    ]
+    for failure in rollout.failures:
+        plan = failure.plan
+        at = {"iteration": iteration, "episode": plan.index, "episode_id": plan.episode_id}
+        rows.append({**at, "initial_state_id": plan.initial_state_id, "error": str(failure.error)})
+    return rows
+
+
+def numbers(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics with NaN and infinity as None, for a card."""
+    return {k: (v if not isinstance(v, float) or np.isfinite(v) else None) for k, v in metrics.items()}
+
+
+def summary(iteration: int, metrics: dict[str, Any]) -> str:
+    """One line for the terminal."""
+    names = ["env/reward", "env/success", "actor/approx_kl", "actor/clip_fraction", "critic/explained_variance"]
+    shown = [f"{name.split('/')[1]} {metrics[name]:.3f}" for name in names if name in metrics]
+    stop = f" stop: {metrics['actor/stop_reason']}" if metrics.get("actor/stop_reason") else ""
+    return f"iteration {iteration}: {', '.join(shown)}, {metrics['time/iteration_wall_s']:.0f} s{stop}"
