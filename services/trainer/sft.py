@@ -50,7 +50,9 @@ class SFTConfig:
     out: Path = Path("runs/sft")
     """Directory of this run: metrics, checkpoints, policy."""
     demonstrations: int = 200
-    """Successful episodes to learn from: the first ones of the directory."""
+    """Successful episodes to learn from: the first ones of the directory, after `skip_demonstrations`."""
+    skip_demonstrations: int = 0
+    """Successful episodes at the start of the directory to leave out; of a few, it matters which they are."""
     validation_demonstrations: int = 32
     """Successful episodes after those, for the validation loss alone."""
     frame_stride: int = 5
@@ -104,6 +106,8 @@ class SFTConfig:
                 f"first_decision_share, decision_share: expected shares of at most 1 together; "
                 f"got {self.first_decision_share} and {self.decision_share}"
             )
+        if self.skip_demonstrations < 0:
+            raise ValueError(f"skip_demonstrations: expected at least 0; got {self.skip_demonstrations}")
         for name in (
             "demonstrations",
             "validation_demonstrations",
@@ -361,7 +365,7 @@ def run(config: SFTConfig) -> int:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
-        count = config.demonstrations + config.validation_demonstrations
+        count = config.skip_demonstrations + config.demonstrations + config.validation_demonstrations
         task = bars.add_task("decoding demonstrations", total=count)
         loaded = load_demonstrations(config.episodes, count, config.frame_stride, lambda: bars.advance(task))
         trainer = _trainer(config, loaded.arrays, loaded.card)
@@ -396,8 +400,9 @@ def run(config: SFTConfig) -> int:
 
 
 def _trainer(config: SFTConfig, arrays: DemonstrationArrays, data_card: Mapping[str, Any]) -> SFTTrainer:
-    training = arrays.subset(0, config.demonstrations)
-    validation = arrays.subset(config.demonstrations, len(arrays))
+    end = config.skip_demonstrations + config.demonstrations
+    training = arrays.subset(config.skip_demonstrations, end)
+    validation = arrays.subset(end, len(arrays))
     if config.initial_policy is not None:
         policy = load_policy(config.initial_policy)
     else:

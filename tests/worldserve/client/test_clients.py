@@ -18,6 +18,7 @@ from worldserve.client import (
     InterfaceMismatchError,
     RewardClient,
     ServerAwayError,
+    calling,
     raise_for_errors,
 )
 from worldserve.contract import Observation, adjust_bottle_interface, fingerprint
@@ -91,6 +92,17 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(serve_flaky: list[grp
     with EnvironmentClient(start(serve_flaky, servicer), timeout_s=30) as client:
         assert client.info().capacity == 7
     assert servicer.calls == 3
+
+
+def test_a_long_wait_for_a_server_is_said(
+    serve_flaky: list[grpc.Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(calling, "WARN_AFTER_S", 0.0)
+    target = start(serve_flaky, _Flaky(grpc.StatusCode.UNAVAILABLE, failures=2))
+    with EnvironmentClient(target, timeout_s=30) as client:
+        client.get_contract()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]  # one in WARN_EVERY_S
+    assert f"{target} does not answer; trying again" in caplog.text
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT])
