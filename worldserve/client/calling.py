@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -11,9 +12,12 @@ import grpc
 from worldserve.wire.options import channel_options
 
 Reply = TypeVar("Reply")
+# Warnings reach the terminal unless the program configures logging otherwise: a long wait is never a silent one.
+LOGGER = logging.getLogger("worldserve.client")
 # What may pass by itself. Anything else would fail again.
 RETRYABLE = (grpc.StatusCode.UNAVAILABLE,)
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 2.0
+WARN_AFTER_S, WARN_EVERY_S = 2.0, 20.0
 
 
 class ServerAwayError(ConnectionError):
@@ -42,6 +46,7 @@ class Caller:
             grpc.RpcError: any other status, as it came.
         """
         deadline, backoff = time.monotonic() + self.timeout_s, FIRST_BACKOFF_S
+        warn_at = time.monotonic() + WARN_AFTER_S
         while True:
             remaining = deadline - time.monotonic()
             try:
@@ -50,6 +55,10 @@ class Caller:
                 code = error.code()
                 if code not in RETRYABLE or deadline - time.monotonic() <= backoff:
                     raise self._explain(error, code) from error
+            if time.monotonic() >= warn_at:
+                left_s = deadline - time.monotonic()
+                LOGGER.warning("%s does not answer; trying again for another %.0f s", self.target, left_s)
+                warn_at += WARN_EVERY_S
             time.sleep(backoff)
             backoff = min(LONGEST_BACKOFF_S, 2 * backoff)
 
