@@ -45,7 +45,7 @@ def small(**changes: object) -> FlowPolicyConfig:
         "head_width": 16,
         "value_width": 16,
     }
-    return flow_mini(**{**narrow, **changes})
+    return FlowPolicyConfig(**{**narrow, **changes})
 
 
 def policy_of(config: FlowPolicyConfig, seed: int = 0) -> FlowPolicy:
@@ -117,6 +117,7 @@ def test_densities_agree_in_other_batches_at_full_size():
     policy = policy_of(flow_mini())
     observation = observation_of()
     sample = policy.act(observation, generators(), "sample")
+    assert sample.log_probabilities.shape == (BATCH, 2)  # explores in two smooth modes, as recipes/mini.yaml does
     rows = torch.tensor([5, 1, 2])
     evaluation = policy.evaluate_sample(observation.select(rows), sample.select(rows))
     assert largest_ratio_error(evaluation.log_probabilities, sample.log_probabilities[rows]) <= 1e-3
