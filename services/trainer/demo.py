@@ -96,16 +96,17 @@ class DemoConfig:
 def check_weights(config: DemoConfig) -> None:
     """Raises FileNotFoundError naming every missing set of weights and the command that makes it."""
     commands = {
-        config.reward: "worldserve fit-reward --data runs/noisy --out weights/reward",
-        config.policy: "worldserve sft --episodes runs/demos --demonstrations 16 --out runs/sft, then copy its policy",
-        config.world_model: "worldserve finetune-wm --data runs/demos runs/noisy --out runs/wm, then copy its model",
+        config.reward: "worldserve fit-reward --data runs/demos runs/noisy runs/rollouts --out runs/reward",
+        config.policy: "worldserve sft --episodes runs/demos --every 2 --skip-demonstrations 32 --demonstrations 4 "
+        "--batch-size 16 --draws 2 --patience 4 --out runs/sft, then copy its policy",
+        config.world_model: "worldserve finetune-wm --data runs/noisy runs/rollouts --out runs/wm, then copy its model",
     }
     missing = [f"  {path}: {made}" for path, made in commands.items() if not (path / "model.safetensors").is_file()]
     if missing:
         raise FileNotFoundError(
             "weights: expected a model.safetensors in each directory; none in the ones below. They ship with the "
-            "repository (is this a whole checkout, and the current directory its root?). What makes them anew:\n"
-            + "\n".join(missing)
+            "repository (is this a whole checkout, and the current directory its root?). What makes such weights "
+            "anew (their exact commands are in the cards in weights/):\n" + "\n".join(missing)
         )
 
 

@@ -147,10 +147,15 @@ class LoadedDemonstrations:
     card: dict[str, Any] = field(default_factory=dict)
 
 
+def choose_successes(success: Sequence[bool], every: int) -> list[int]:
+    """Positions of the first successful episode and every `every`-th successful one after it."""
+    return [position for position, succeeded in enumerate(success) if succeeded][::every]
+
+
 def load_demonstrations(
-    directory: Path, count: int, stride: int, progress: Callable[[], object] = lambda: None
+    directory: Path, count: int, stride: int, every: int = 1, progress: Callable[[], object] = lambda: None
 ) -> LoadedDemonstrations:
-    """The first `count` successful episodes of a directory of recorded ones, every `stride`-th frame decoded.
+    """The first `count` of every `every`-th successful episode of a directory, every `stride`-th frame decoded.
 
     Raises:
         ValueError: for too few successes, episodes of different lengths or interfaces, or without frames.
@@ -159,11 +164,11 @@ def load_demonstrations(
     from worldserve.episodes import EpisodeReader, refuse_for_training
 
     reader = EpisodeReader(directory)
-    chosen = [position for position, info in enumerate(reader.infos) if info.success][:count]
+    chosen = choose_successes([bool(info.success) for info in reader.infos], every)[:count]
     if len(chosen) < count:
         raise ValueError(
-            f"{directory}: expected {count} successful episodes (training and validation); got {len(chosen)} of "
-            f"{len(reader.infos)} recorded. Record more, or ask for fewer with --demonstrations."
+            f"{directory}: expected {count} successful episodes (training and validation, every {every}); got "
+            f"{len(chosen)} of {len(reader.infos)} recorded. Record more, or ask for fewer with --demonstrations."
         )
     infos = [reader.infos[position] for position in chosen]
     refuse_for_training(info.initial_state_id for info in infos)

@@ -51,8 +51,10 @@ class SFTConfig:
     """Directory of this run: metrics, checkpoints, policy."""
     demonstrations: int = 200
     """Successful episodes to learn from: the first ones of the directory, after `skip_demonstrations`."""
+    every: int = 1
+    """Only every so many-th successful episode of the directory counts, here and below."""
     skip_demonstrations: int = 0
-    """Successful episodes at the start of the directory to leave out; of a few, it matters which they are."""
+    """Of those, how many to leave out at the start; of a few demonstrations, it matters which they are."""
     validation_demonstrations: int = 32
     """Successful episodes after those, for the validation loss alone."""
     frame_stride: int = 5
@@ -109,6 +111,7 @@ class SFTConfig:
         if self.skip_demonstrations < 0:
             raise ValueError(f"skip_demonstrations: expected at least 0; got {self.skip_demonstrations}")
         for name in (
+            "every",
             "demonstrations",
             "validation_demonstrations",
             "batch_size",
@@ -367,7 +370,9 @@ def run(config: SFTConfig) -> int:
     with Progress(*columns, console=console, transient=True) as bars:
         count = config.skip_demonstrations + config.demonstrations + config.validation_demonstrations
         task = bars.add_task("decoding demonstrations", total=count)
-        loaded = load_demonstrations(config.episodes, count, config.frame_stride, lambda: bars.advance(task))
+        loaded = load_demonstrations(
+            config.episodes, count, config.frame_stride, config.every, lambda: bars.advance(task)
+        )
         trainer = _trainer(config, loaded.arrays, loaded.card)
         if config.resume and trainer.resume():
             console.print(f"going on from step {trainer.progress.step}")
@@ -416,7 +421,7 @@ def _trainer(config: SFTConfig, arrays: DemonstrationArrays, data_card: Mapping[
     card = {
         "command": "worldserve sft",
         "config": settings,
-        "data": dict(data_card),
+        "data": {**data_card, "training_episode_ids": training.episode_ids},
         "parameters": sum(value.numel() for value in policy.parameters()),
     }
     return SFTTrainer(config, training, validation, policy, record, card)

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer.demonstrations import DemonstrationArrays, action_statistics, chunk_batch, draw_batch
+from services.trainer.demonstrations import (
+    DemonstrationArrays,
+    action_statistics,
+    choose_successes,
+    chunk_batch,
+    draw_batch,
+)
 from services.trainer.policies import FlowPolicy, PolicyObservation, flow_mini, load_policy
 from services.trainer.run_record import RunRecord
 from services.trainer.sft import SFTConfig, SFTTrainer
@@ -95,6 +101,14 @@ def test_statistics_are_of_deltas_and_absolute_grippers():
     assert action_std[6].item() == pytest.approx(0.02)  # constant: the floor
     assert state_mean[13].item() == 1.0
     assert state_std[1].item() == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    ("success", "every", "positions"),
+    [("1111", 1, [0, 1, 2, 3]), ("1111", 2, [0, 2]), ("0110111", 2, [1, 4, 6]), ("0000", 1, []), ("11111", 3, [0, 3])],
+)
+def test_every_nth_success_counts_and_failures_do_not(success, every, positions):
+    assert choose_successes([mark == "1" for mark in success], every) == positions
 
 
 def test_the_policy_learns_where_the_square_is(tmp_path):
