@@ -60,7 +60,7 @@ def save_training(
     optimizer: torch.optim.Optimizer,
     progress: Mapping[str, Any],
 ) -> None:
-    """Replaces the checkpoint in `directory`: one file a model, the optimiser's tensors, and `progress`."""
+    """Replaces the checkpoint in `directory`: one file a model, the optimiser's tensors, `progress` (with "step")."""
     staging = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -78,14 +78,45 @@ def save_training(
     shutil.rmtree(old, ignore_errors=True)
     if directory.exists():
         os.replace(directory, old)
+    # Killed here, `directory` is missing and both its siblings are whole: `load_training` takes the newer one.
     os.replace(staging, directory)
-    shutil.rmtree(old, ignore_errors=True)
+    for sibling in _siblings(directory):
+        shutil.rmtree(sibling, ignore_errors=True)
+
+
+def has_training(directory: Path) -> bool:
+    """Whether `load_training` may find a checkpoint: in `directory`, or in what a kill left of `save_training`."""
+    return any((path / "progress.json").exists() for path in (directory, *_siblings(directory)))
+
+
+def _siblings(directory: Path) -> list[Path]:
+    """Directories that interrupted calls of `save_training` left beside `directory`."""
+    found = directory.parent.glob(f".{directory.name}.*")
+    return sorted(path for path in found if path.suffix in (".tmp", ".old") and path.is_dir())
+
+
+def _recover(directory: Path, files: list[str]) -> None:
+    """Where `directory` holds no whole checkpoint, moves the newest whole sibling there."""
+
+    def whole(path: Path) -> bool:
+        return all((path / name).exists() for name in files)
+
+    candidates = [path for path in _siblings(directory) if whole(path)]
+    if whole(directory) or not candidates:
+        return
+    newest = max(candidates, key=lambda path: json.loads((path / "progress.json").read_text(encoding="utf-8"))["step"])
+    shutil.rmtree(directory, ignore_errors=True)
+    os.replace(newest, directory)
 
 
 def load_training(
     directory: Path, models: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer
 ) -> dict[str, Any] | None:
-    """Inverse of `save_training`: loads in place and returns the progress; None where there is no checkpoint."""
+    """Inverse of `save_training`: loads in place and returns the progress; None where there is no checkpoint.
+
+    A checkpoint that a kill left beside `directory`, half-way through its replacement, is moved there first.
+    """
+    _recover(directory, ["progress.json", "optimizer.safetensors", *(f"{name}.safetensors" for name in models)])
     if not (directory / "progress.json").exists():
         return None
     for name, model in models.items():

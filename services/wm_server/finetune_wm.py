@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 # Read when torch is imported: threads that spin while they wait starve the other processes of a small machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -24,6 +25,7 @@ from services.wm_server.dataset import LatentWindows, WindowChoice, encode_windo
 from services.wm_server.episodes import EpisodeSubset, load_episodes
 from services.wm_server.measure import FinalFrameScorer, moving_error, outcome_accuracy
 from services.wm_server.model import WorldModel
+from services.wm_server.run_settings import of_start_model, refuse_changes
 from services.wm_server.sampler import SamplerConfig
 from services.wm_server.transformer import BwmTransformer
 from services.wm_server.transformer_training import TransformerTraining, TransformerTrainingConfig, latent_errors
@@ -38,7 +40,8 @@ STAGES = ("codec", "latents", "transformer", "measure")
 class FinetuneConfig:
     """Settings of `worldserve finetune-wm`.
 
-    The stages run in order, each from what the one before left in `out`; what is finished is not done again.
+    The stages run in order, each from what the one before left in `out`; what is finished is not done again, and what
+    was made under some settings is not gone on with under others (`measure` alone may be given other data).
 
     Examples:
         worldserve finetune-wm --data runs/demos runs/noisy --out runs/wm
@@ -53,7 +56,8 @@ class FinetuneConfig:
     stage: Literal["all", "codec", "latents", "transformer", "measure"] = "all"
     """The only stage to run, or all."""
     start: Path | None = None
-    """A model to begin with: its codec and statistics are kept, its transformer is trained on."""
+    """A model to begin with: its codec, statistics, pose format, size of the network (`transformer.model`) and history
+    noise are kept (leave those settings out), its transformer is trained on."""
     codec: CodecTrainingConfig = field(default_factory=CodecTrainingConfig)
     """The codec's training; unused with `start`."""
     windows: WindowChoice = field(default_factory=WindowChoice)
@@ -63,7 +67,7 @@ class FinetuneConfig:
     sigmas: tuple[float, ...] = (1.0,)
     """Noise levels of the sampler that the model is saved with."""
     pose_format: Literal["rotation_columns", "euler"] = "rotation_columns"
-    """How poses condition the model; the published BWM takes Euler angles."""
+    """How poses condition the model; the published BWM takes Euler angles. Unused with `start`."""
     held_out_fraction: float = 0.1
     """Share of initial states whose episodes validate and never train."""
     seed: int = 0
@@ -86,10 +90,16 @@ class Finetune:
     """One run: the stages over one configuration."""
 
     def __init__(self, config: FinetuneConfig) -> None:
-        self.config, self.out = config, config.out
-        self.training, self.validation = load_episodes(config.data, config.held_out_fraction)
         self.start = WorldModel.load(config.start) if config.start else None
-        checkpoint.write_json(self.out / "config.json", asdict(config))
+        if self.start is not None and config.stage != "measure":
+            transformer = of_start_model(config.transformer, self.start)
+            pose_format = cast(Literal["rotation_columns", "euler"], self.start.pose_format)
+            config = replace(config, transformer=transformer, pose_format=pose_format)
+        self.config, self.out = config, config.out
+        refuse_changes(self.out, config.stage, asdict(config))
+        self.training, self.validation = load_episodes(config.data, config.held_out_fraction)
+        if config.stage != "measure":
+            checkpoint.write_json(self.out / "config.json", asdict(config))
 
     def run(self) -> bool:
         """Runs the stages; False when the transformer stopped early, to be gone on with."""
@@ -132,14 +142,13 @@ class Finetune:
     def latents(self) -> tuple[LatentWindows, LatentWindows]:
         """Training and validation windows, encoded now where they are not there."""
         config, codec = self.config, self.codec()
-        pose_format = self.start.pose_format if self.start else config.pose_format
         checkpoint.save_tensors(codec.state_dict(), self.out / "latents" / "codec.safetensors")
         key = {"codec": file_sha256(self.out / "latents" / "codec.safetensors")}
         made = []
         for name, episodes in (("training", self.training), ("validation", self.validation)):
             choice = config.windows if name == "training" else WindowChoice(random_starts=0, mirror=False)
             directory = self.out / "latents" / name
-            args = (self.statistics(), choice, pose_format, directory, config.seed, key)
+            args = (self.statistics(), choice, config.pose_format, directory, config.seed, key)
             made.append(encode_windows(episodes, codec, *args))
         return made[0], made[1]
 
@@ -155,16 +164,25 @@ class Finetune:
             self._save(training)
             return latent_errors(model, validation_windows, 160, config.seed)
 
-        return training.run(validate)
+        finished = training.run(validate)
+        if self._saved_step() != training.step:  # killed after the last checkpoint, before its model was written
+            self._save(training)
+        return finished
+
+    def _saved_step(self) -> int | None:
+        path = self.out / "model" / "config.json"
+        if not path.exists():
+            return None
+        step: int = json.loads(path.read_text(encoding="utf-8"))["card"]["steps"]
+        return step
 
     def _save(self, training: TransformerTraining) -> None:
         config = self.config
         codec = self.codec()
         sampler = SamplerConfig(config.sigmas, config.transformer.history_noise)
-        pose_format = self.start.pose_format if self.start else config.pose_format
         average = BwmTransformer(config.transformer.model)
         average.load_state_dict(training.average.model.state_dict())
-        model = WorldModel(codec, average, sampler, self.statistics(), pose_format)
+        model = WorldModel(codec, average, sampler, self.statistics(), config.pose_format)
         failures = sum(info.success is False for info in self.training.infos)
         card = {
             "data": [str(directory) for directory in config.data],

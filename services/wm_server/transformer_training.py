@@ -111,7 +111,7 @@ class TransformerTraining:
         checkpoint.forget_metrics(out / "metrics.jsonl", ("transformer", "validation"), self.step)
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Begins with given weights (fine-tuning); does nothing where a checkpoint was resumed."""
+        """Begins with given weights (fine-tuning). Where a checkpoint was resumed they are in it already: no change."""
         if self.step == 0:
             self.model.load_state_dict(weights)
             self.average.model.load_state_dict(weights)

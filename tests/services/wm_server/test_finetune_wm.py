@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from services.wm_server.codec_training import CodecTrainingConfig
 from services.wm_server.episodes import is_held_out, load_episodes
 from services.wm_server.finetune_wm import Finetune, FinetuneConfig
 from services.wm_server.model import WorldModel
+from services.wm_server.sampler import SamplerConfig
 from services.wm_server.transformer_training import TransformerTrainingConfig
-from tests.services.wm_server.conftest import TINY_CODEC, TINY_TRANSFORMER, make_episode
+from tests.services.wm_server.conftest import TINY_CODEC, TINY_TRANSFORMER, make_episode, make_model
 from worldserve.contract import adjust_bottle
 from worldserve.episodes import EpisodeWriter, SealedStateError
 
@@ -33,6 +35,12 @@ def run(data, tmp_path_factory):
     finished = Finetune(settings(data, tmp_path_factory.mktemp("finished")))
     assert finished.run()
     return finished
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    """A finished run that a test may write to."""
+    return shutil.copytree(run.out, tmp_path / "copied")
 
 
 def settings(data, out, **training) -> FinetuneConfig:
@@ -83,6 +91,119 @@ def test_fine_tuning_starts_from_a_model_and_keeps_its_codec(run, data, tmp_path
     for name, value in base.codec.state_dict().items():
         np.testing.assert_array_equal(tuned.codec.state_dict()[name].numpy(), value.numpy(), err_msg=name)
     assert base.sha256 != tuned.sha256
+
+
+def with_changes(config: FinetuneConfig, changes: dict) -> FinetuneConfig:
+    """`config` with settings changed by their dotted names."""
+    for name, value in changes.items():
+        group, _, rest = name.partition(".")
+        inner = with_changes(getattr(config, group), {rest: value}) if rest else value
+        config = dataclasses.replace(config, **{group: inner})
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": (Path("/other"),)}, r'data: expected \["[^"]*/data"\]; got \["/other"\]'),
+        ({"seed": 1}, "seed: expected 0; got 1"),
+        ({"start": "MODEL"}, 'start: expected none; got ".*/model"'),
+        ({"held_out_fraction": 0.5}, r"held_out_fraction: expected 0\.3; got 0\.5"),
+        ({"codec.steps": 9}, r"codec\.steps: expected 2; got 9"),
+        ({"windows.mirror": False}, r"windows\.mirror: expected true; got false"),
+        ({"transformer.steps": 8}, r"transformer\.steps: expected 4; got 8"),
+        ({"transformer.model.layers": 2}, r"transformer\.model\.layers: expected 1; got 2"),
+        ({"sigmas": (1.0, 0.5)}, r"sigmas: expected \[1\.0\]; got \[1\.0, 0\.5\]"),
+        ({"stage": "measure", "held_out_fraction": 0.2}, r"held_out_fraction: expected 0\.3; got 0\.2"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_finished_run_is_not_gone_on_with_under_other_settings(run, data, changes, message):
+    recorded = (run.out / "config.json").read_bytes()
+    changes = {name: run.out / "model" if value == "MODEL" else value for name, value in changes.items()}
+    with pytest.raises(ValueError, match=message) as error:
+        Finetune(with_changes(settings(data, run.out), changes))
+    assert "holds a run that was made with other settings" in str(error.value)
+    assert "another --out" in str(error.value)
+    assert (run.out / "config.json").read_bytes() == recorded
+
+
+def test_every_changed_setting_is_named(run, data):
+    with pytest.raises(ValueError, match="other settings") as error:
+        Finetune(with_changes(settings(data, run.out), {"seed": 7, "transformer.batch_size": 3}))
+    assert str(error.value).splitlines()[1:3] == [
+        "  seed: expected 0; got 7",
+        "  transformer.batch_size: expected 2; got 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threads": 2, "measure_episodes": 9, "transformer.stop_after_cpu_s": 5.0, "transformer.checkpoint_steps": 1},
+        {"stage": "measure", "transformer.steps": 99, "seed": 3},
+    ],
+)
+def test_how_a_run_is_carried_out_may_change(copied, data, changes):
+    Finetune(with_changes(settings(data, copied), changes))
+
+
+def test_the_same_data_by_another_path_is_the_same(copied, data, monkeypatch):
+    monkeypatch.chdir(data.parent)
+    Finetune(settings(Path("data"), copied))
+
+
+def test_settings_of_a_stage_that_has_not_begun_may_change(run, data, tmp_path):
+    Finetune(settings(data, tmp_path))
+    shutil.copytree(run.out / "latents", tmp_path / "latents")
+    Finetune(settings(data, tmp_path, steps=9))
+    assert json.loads((tmp_path / "config.json").read_text())["transformer"]["steps"] == 9
+    with pytest.raises(ValueError, match="seed: expected 0; got 1"):
+        Finetune(with_changes(settings(data, tmp_path), {"seed": 1}))
+
+
+def test_measuring_does_not_touch_the_recorded_settings(run, data):
+    recorded = (run.out / "config.json").read_bytes()
+    Finetune(FinetuneConfig(out=run.out, data=(data,), stage="measure", held_out_fraction=0.3))
+    assert (run.out / "config.json").read_bytes() == recorded
+
+
+def test_fine_tuning_takes_network_and_history_noise_from_the_start_model(data, tmp_path):
+    start = make_model(sampler=SamplerConfig(history_noise=0.2), layers=2)
+    start.save(tmp_path / "start", {})
+    config = FinetuneConfig(
+        out=tmp_path / "tuned", data=(data,), start=tmp_path / "start", held_out_fraction=0.3,
+        transformer=TransformerTrainingConfig(steps=1, batch_size=2),
+    )  # fmt: skip
+    for stage in ("latents", "transformer"):
+        assert Finetune(dataclasses.replace(config, stage=stage)).run()
+    tuned = WorldModel.load(tmp_path / "tuned" / "model")
+    assert tuned.transformer.config == start.transformer.config
+    assert tuned.sampler.history_noise == 0.2
+    recorded = json.loads((tmp_path / "tuned" / "config.json").read_text())["transformer"]
+    assert (recorded["model"]["layers"], recorded["history_noise"]) == (2, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transformer.history_noise": 0.1}, r"transformer\.history_noise: expected 0\.2; got 0\.1"),
+        ({"transformer.model": dataclasses.replace(TINY_TRANSFORMER, heads=4)}, r"model\.heads: expected 2; got 4"),
+    ],
+    ids=["history noise", "heads"],
+)
+def test_another_network_than_the_start_models_is_refused(data, tmp_path, changes, message):
+    make_model(sampler=SamplerConfig(history_noise=0.2)).save(tmp_path / "start", {})
+    config = FinetuneConfig(out=tmp_path / "tuned", data=(data,), start=tmp_path / "start", held_out_fraction=0.3)
+    with pytest.raises(ValueError, match=message):
+        Finetune(with_changes(config, changes))
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_a_model_that_a_kill_left_behind_its_checkpoint_is_written_again(run, copied, data):
+    (copied / "model" / "config.json").unlink()
+    assert Finetune(dataclasses.replace(settings(data, copied), stage="transformer")).run()
+    assert WorldModel.load(copied / "model").sha256 == WorldModel.load(run.out / "model").sha256
 
 
 def test_damaged_weights_are_refused(run, tmp_path):
