@@ -1,12 +1,17 @@
 """Expert demonstrations in the tabletop simulator, recorded with every frame: `worldserve demonstrate`.
 
 The scripted expert plans from the scene's inside (the settled bottle pose), so it runs beside the scenes, not over the
-wire. Episode i depends on (seed, i) and its initial state alone: how many processes share the work changes nothing.
+wire. Episode i depends on (seed, i) and its initial state alone, and the data set is in the order of i: how many
+processes share the work changes nothing.
 """
 
 from __future__ import annotations
 
+import glob
+import logging
 import multiprocessing
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +21,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worldserve.contract import Contract, execute
-from worldserve.episodes import Episode, EpisodeReader, EpisodeWriter, InitialState, InitialStateSet, merge_episodes
+from worldserve.episodes import Episode, EpisodeReader, EpisodeWriter, InitialState, InitialStateSet
 
 if TYPE_CHECKING:
     from services.sim_server.tabletop import TabletopScene
 
+_log = logging.getLogger("worldserve.sim")
 SUMMARY = "Record expert demonstrations in the simulator, with natural failures on request."
 
 
@@ -107,13 +113,18 @@ def _run(
 
 
 def _work(
-    config: CollectConfig, worker: int, indices: Sequence[int], shard: Path, done: multiprocessing.Queue[int]
+    config: CollectConfig,
+    worker: int,
+    indices: Sequence[int],
+    shard: Path,
+    done: multiprocessing.Queue[int],
+    parent: int,
 ) -> None:
     """Runs in a spawned process: episodes `indices` into a shard of its own."""
     from services.sim_server.contract import tabletop_contract
     from services.sim_server.worker import die_with_parent
 
-    die_with_parent()
+    die_with_parent(parent)
     contract = tabletop_contract()
     states = InitialStateSet.load(config.initial_states)
     with EpisodeWriter(shard) as writer:
@@ -125,23 +136,70 @@ def _work(
 
 
 def run(config: CollectConfig) -> int:
-    """Collects until `config.out` holds all episodes; returns how many were added."""
+    """Collects until `config.out` holds all episodes, in the order of their indices; returns how many were added.
+
+    Workers write shards beside `config.out`. What an interrupted run left there, whatever its number of workers, is
+    not collected again; an episode that this run does not ask for stays in its shard for a run that does.
+    """
+    names = [episode_name(config, index) for index in range(config.episodes)]
+    there = {name for directory in (config.out, *_shards(config.out)) for name in _ids(directory)}
+    missing = [index for index, name in enumerate(names) if name not in there]
+    if missing:
+        _collect(config, missing)
+    added = _merge(_shards(config.out), config.out, names)
+    for shard in _shards(config.out):
+        if _ids(shard) <= set(names):
+            shutil.rmtree(shard, ignore_errors=True)
+        else:
+            _log.warning("%s keeps episodes that this run did not ask for, for the command that began them", shard)
+    return added
+
+
+def _shard(out: Path, worker: int) -> Path:
+    return out.with_name(f".{out.name}.worker-{worker}")
+
+
+def _shards(out: Path) -> list[Path]:
+    """Those that exist, of any number of workers."""
+    pattern = f".{glob.escape(out.name)}.worker-*"
+    return sorted(path for path in out.parent.glob(pattern) if (path / "meta").is_dir())
+
+
+def _ids(directory: Path) -> set[str]:
+    """Of the finished episodes of a data set; none where there is no data set yet."""
+    if not (directory / "meta" / "info.json").exists():
+        return set()
+    return {info.episode_id for info in EpisodeReader(directory).infos}
+
+
+def _merge(shards: Sequence[Path], out: Path, names: Sequence[str]) -> int:
+    """Appends the episodes `names` that shards hold and `out` does not, in that order; returns how many."""
+    home = {name: shard for shard in reversed(shards) for name in _ids(shard)}
+    if not home.keys() & set(names):
+        return 0
+    readers = {shard: EpisodeReader(shard) for shard in set(home.values())}
+    added = 0
+    with EpisodeWriter(out) as writer:
+        for name in names:
+            if name in home and name not in writer:
+                writer.append(readers[home[name]].by_id(name))
+                added += 1
+    return added
+
+
+def _collect(config: CollectConfig, missing: Sequence[int]) -> None:
+    """Records episodes `missing` into one shard a worker."""
     from rich.progress import Progress
 
-    there = set()
-    if (config.out / "meta").is_dir():
-        there = {info.episode_id for info in EpisodeReader(config.out).infos}
-    missing = [index for index in range(config.episodes) if episode_name(config, index) not in there]
-    if not missing:
-        return 0
-    shards = [config.out.with_name(f".{config.out.name}.worker-{worker}") for worker in range(config.workers)]
     context = multiprocessing.get_context("spawn")
     done: multiprocessing.Queue[int] = context.Queue()
     processes = [
         context.Process(
-            target=_work, args=(config, worker, missing[worker :: config.workers], shard, done), daemon=True
+            target=_work,
+            args=(config, worker, missing[worker :: config.workers], _shard(config.out, worker), done, os.getpid()),
+            daemon=True,
         )
-        for worker, shard in enumerate(shards)
+        for worker in range(min(config.workers, len(missing)))
     ]
     try:
         for process in processes:
@@ -159,10 +217,6 @@ def run(config: CollectConfig) -> int:
             if process.is_alive():
                 process.terminate()
                 process.join()
-    added = merge_episodes([shard for shard in shards if (shard / "meta" / "info.json").exists()], config.out)
-    for shard in shards:
-        _remove(shard)
-    return added
 
 
 def _wait(done: multiprocessing.Queue[int], processes: Sequence[multiprocessing.process.BaseProcess]) -> int:
@@ -179,12 +233,6 @@ def _wait(done: multiprocessing.Queue[int], processes: Sequence[multiprocessing.
                 f"a collecting worker died (exit codes {dead}); what it finished is kept: run again"
             ) from None
         return 0
-
-
-def _remove(shard: Path) -> None:
-    import shutil
-
-    shutil.rmtree(shard, ignore_errors=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

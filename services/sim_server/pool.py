@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.sim_server.worker import CloseScenes, Command, Done, Failed, OpenScene, RunChunk, work
+from services.sim_server.worker import (
+    Answer,
+    CloseScenes,
+    Command,
+    Done,
+    Failed,
+    OpenScene,
+    Request,
+    RunChunk,
+    work,
+)
 
 _log = logging.getLogger("worldserve.sim")
 SCENES_PER_WORKER = 64
@@ -34,62 +45,99 @@ class _Record:
 
 
 class WorkerLostError(RuntimeError):
-    """A worker died twice over the same commands."""
+    """A worker died twice over the same commands, or the pool is shut down."""
 
 
 class _Worker:
+    """One process and what rebuilds its episodes. `lock` is held over each use of the pipe."""
+
     def __init__(self, number: int, camera: str) -> None:
         self.number, self._camera = number, camera
         self.lock = threading.Lock()
         self.records: dict[str, _Record] = {}
         self.restarts = 0
+        self._exchanges = 0
+        self._alive = self._stopped = False
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        self._process = context.Process(
-            target=work, args=(theirs, self._camera), name=f"sim-worker-{self.number}", daemon=True
+        process = context.Process(
+            target=work, args=(theirs, self._camera, os.getpid()), name=f"sim-worker-{self.number}", daemon=True
         )
-        self._process.start()
+        process.start()
         theirs.close()
-        self._connection: Connection = ours
+        self._process, self._connection, self._alive = process, ours, True
 
     @property
     def pid(self) -> int:
         return self._process.pid or 0
 
-    def run(self, commands: Sequence[Command]) -> list[Done | Failed]:
-        """Runs commands in order; after a death or a hang once more, in a new process, on rebuilt episodes."""
+    def run(self, commands: Sequence[OpenScene | RunChunk]) -> list[Done | Failed]:
+        """Runs commands in order; after a death or a hang once more, in a new process, on rebuilt episodes.
+
+        Raises:
+            WorkerLostError: when that failed twice. The episodes stand where they stood; the next call rebuilds them.
+        """
         with self.lock:
             for attempt in range(2):
+                if self._stopped:
+                    raise WorkerLostError(f"simulator worker {self.number} is shut down")
                 try:
+                    if not self._alive:
+                        self._rebuild()
                     self._restore(commands)
                     replies = self._exchange(commands)
                     break
-                except (EOFError, OSError, TimeoutError) as error:
+                except Exception as error:
+                    # Whatever it was: this process's late answer must not be taken for the next call's.
+                    self._kill()
                     _log.warning(
-                        "simulator worker %d lost (%r); rebuilding %d episodes", self.number, error, len(self.records)
+                        "simulator worker %d lost (%r); it holds %d episodes", self.number, error, len(self.records)
                     )
                     if attempt:
-                        self.kill()  # its late answer must not be taken for the next call's
                         raise WorkerLostError(f"simulator worker {self.number} died twice over one call") from error
-                    self._rebuild()
             self._remember(commands, replies)
             return replies
 
+    def forget(self, names: Sequence[str]) -> None:
+        """Frees scenes. A dead or hanging process frees them by its end; the next `run` rebuilds the others."""
+        with self.lock:
+            for name in names:
+                self.records.pop(name, None)
+            if not self._alive:
+                return
+            try:
+                self._exchange([CloseScenes(tuple(names))])
+            except Exception as error:
+                _log.warning("simulator worker %d lost while it closed scenes (%r)", self.number, error)
+                self._kill()
+
+    def stop(self) -> None:
+        """Ends the process for good, in mid-call too."""
+        self._stopped = True
+        self._kill()
+
     def _exchange(self, commands: Sequence[Command]) -> list[Done | Failed]:
-        self._connection.send(list(commands))
+        self._exchanges += 1
+        self._connection.send(Request(self._exchanges, list(commands)))
         if not self._connection.poll(HANG_S + HANG_PER_COMMAND_S * len(commands)):
             raise TimeoutError("no answer")
-        replies: list[Done | Failed] = self._connection.recv()
-        return replies
+        answer: Answer = self._connection.recv()
+        if answer.number != self._exchanges or len(answer.replies) != len(commands):
+            raise RuntimeError(
+                f"expected {len(commands)} replies to exchange {self._exchanges}; "
+                f"got {len(answer.replies)} to exchange {answer.number}"
+            )
+        return answer.replies
 
     def _rebuild(self) -> None:
-        self.kill()
         self.restarts += 1
         self._start()
-        past: list[Command] = [OpenScene(name, r.scene, r.actions()) for name, r in self.records.items()]
+        if self._stopped:  # while it started
+            self._kill()
+        past = [OpenScene(name, record.scene, record.actions()) for name, record in self.records.items()]
         if past:
             self._exchange(past)
 
@@ -105,22 +153,21 @@ class _Worker:
         for record in moved.values():
             record.moved = False
 
-    def _remember(self, commands: Sequence[Command], replies: Sequence[Done | Failed]) -> None:
+    def _remember(self, commands: Sequence[OpenScene | RunChunk], replies: Sequence[Done | Failed]) -> None:
         for command, reply in zip(commands, replies, strict=True):
-            if isinstance(command, CloseScenes):
-                for name in command.episode_ids:
-                    self.records.pop(name, None)
-            elif isinstance(reply, Done):
-                if isinstance(command, OpenScene):
-                    self.records[command.episode_id] = _Record(
-                        command.scene, [command.actions] if len(command.actions) else []
-                    )
+            if isinstance(command, OpenScene):
+                if isinstance(reply, Done):
+                    chunks = [command.actions] if len(command.actions) else []
+                    self.records[command.episode_id] = _Record(command.scene, chunks)
+            elif command.episode_id in self.records:
+                record = self.records[command.episode_id]
+                if isinstance(reply, Done):
+                    record.chunks.append(command.actions)
                 else:
-                    self.records[command.episode_id].chunks.append(command.actions)
-            elif isinstance(command, RunChunk) and command.episode_id in self.records:
-                self.records[command.episode_id].moved = True
+                    record.moved = True
 
-    def kill(self) -> None:
+    def _kill(self) -> None:
+        self._alive = False
         self._connection.close()
         self._process.kill()
         self._process.join()
@@ -169,21 +216,25 @@ class WorkerPool:
         return self._dispatch(chunks)
 
     def close(self, episode_ids: Sequence[str]) -> None:
-        """Frees scenes."""
+        """Frees scenes; unknown ids are ignored, and what a worker does changes nothing about it."""
         with self._lock:
-            homes = {name: self._home.pop(name) for name in episode_ids if name in self._home}
-        for worker in set(homes.values()):
-            names = tuple(name for name, home in homes.items() if home is worker)
-            worker.run([CloseScenes(names)])
+            homes = {name: self._home[name] for name in episode_ids if name in self._home}
+        try:
+            for worker in set(homes.values()):
+                worker.forget([name for name, home in homes.items() if home is worker])
+        finally:
+            with self._lock:
+                for name in homes:
+                    self._home.pop(name, None)
 
     def shutdown(self) -> None:
         """Ends all processes."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
-            worker.kill()
+            worker.stop()
 
-    def _dispatch(self, commands: Mapping[str, Command]) -> dict[str, Done | Failed]:
-        """Sends each worker its commands, all workers at once."""
+    def _dispatch(self, commands: Mapping[str, OpenScene] | Mapping[str, RunChunk]) -> dict[str, Done | Failed]:
+        """Sends each worker its commands, all workers at once. One worker's failure fails its own episodes alone."""
         with self._lock:
             groups: dict[_Worker, list[str]] = {}
             for name in commands:
@@ -197,6 +248,6 @@ class WorkerPool:
         for future, names in futures.items():
             try:
                 outcomes.update(zip(names, future.result(), strict=True))
-            except WorkerLostError as error:
-                outcomes.update(dict.fromkeys(names, Failed(str(error))))
+            except Exception as error:  # the other workers have run theirs: their outcomes must not get lost
+                outcomes.update(dict.fromkeys(names, Failed("".join(traceback.format_exception(error)))))
         return outcomes

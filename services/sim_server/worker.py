@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,9 +60,25 @@ class Failed:
 Command = OpenScene | RunChunk | CloseScenes
 
 
-def work(connection: Connection, camera: str) -> None:
-    """Runs commands until the pipe closes. The parent's death ends the process too."""
-    die_with_parent()
+@dataclass(frozen=True)
+class Request:
+    """What the pool sends. The answer bears the same number."""
+
+    number: int
+    commands: list[Command]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What comes back: a reply to each command."""
+
+    number: int
+    replies: list[Done | Failed]
+
+
+def work(connection: Connection, camera: str, parent: int) -> None:
+    """Runs commands until the pipe closes. The death of `parent`, a process id, ends the process too."""
+    die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides when to stop
     from services.sim_server.tabletop import CameraSettings, TabletopScene
 
@@ -69,16 +86,16 @@ def work(connection: Connection, camera: str) -> None:
     scenes: dict[str, TabletopScene] = {}
     while True:
         try:
-            commands: list[Command] = connection.recv()
+            request: Request = connection.recv()
         except (EOFError, OSError):
             break
         replies: list[Done | Failed] = []
-        for command in commands:
+        for command in request.commands:
             try:
                 replies.append(_run(command, scenes, settings))
             except Exception:  # one scene's fault must not take the others along
                 replies.append(Failed(traceback.format_exc()))
-        connection.send(replies)
+        connection.send(Answer(request.number, replies))
     for scene in scenes.values():
         scene.close()
 
@@ -90,11 +107,14 @@ def _run(command: Command, scenes: dict[str, Any], camera: Any) -> Done | Failed
         if command.episode_id in scenes:
             scenes.pop(command.episode_id).close()
         scene = TabletopScene(SceneParameters.from_dict(command.scene), camera)
+        try:
+            success = bool(len(command.actions)) and scene.run_actions(command.actions).success_latched
+            done = Done(scene.observe()[None], scene.proprioception(), success)
+        except BaseException:  # half of its past: no scene is better, the next chunk then fails and it is rebuilt
+            scene.close()
+            raise
         scenes[command.episode_id] = scene
-        success = False
-        if len(command.actions):
-            success = scene.run_actions(command.actions).success_latched
-        return Done(scene.observe()[None], scene.proprioception(), success)
+        return done
     if isinstance(command, RunChunk):
         scene = scenes[command.episode_id]
         outcome = scene.run_actions(command.actions, command.offsets)
@@ -105,8 +125,13 @@ def _run(command: Command, scenes: dict[str, Any], camera: Any) -> Done | Failed
     return Done(np.zeros((0, 0, 0, 3), np.uint8), np.zeros(0, np.float32), False)
 
 
-def die_with_parent() -> None:
-    """Linux: SIGKILL when the parent goes, however it goes (prctl PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() == 1:
+def die_with_parent(parent: int) -> None:
+    """Linux: SIGKILL when the parent goes, however it goes (prctl PR_SET_PDEATHSIG); at once when it is gone already.
+
+    Who adopts an orphan is not always process 1 (there are subreapers), and the parent may well be process 1 (in a
+    container): `parent` is the id that the parent itself passed on.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
         os._exit(0)

@@ -1,0 +1,146 @@
+"""What the pool keeps when simulator processes die, hang, and answer late: every episode where it stood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import services.sim_server.pool as pool_module
+from services.sim_server.pool import WorkerPool
+from services.sim_server.worker import Answer, Done, Failed, RunChunk
+from tests.services.sim_server import fake_worker
+
+MakePool = Callable[[int], WorkerPool]
+
+
+@pytest.fixture
+def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FAKE_WORKER_FLAGS", str(tmp_path))
+    monkeypatch.setattr(pool_module, "work", fake_worker.work)
+    return tmp_path
+
+
+@pytest.fixture
+def make_pool(flags: Path) -> Iterator[MakePool]:
+    made: list[WorkerPool] = []
+
+    def make(workers: int) -> WorkerPool:
+        made.append(WorkerPool(workers, "default"))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.shutdown()
+
+
+def step(pool: WorkerPool, *names: str) -> dict[str, int | None]:
+    """A chunk of 50 actions in each episode; how many each has run after it, None where it failed."""
+    actions = np.zeros((50, 14), np.float32)
+    outcomes = pool.step({name: RunChunk(name, actions, (50,)) for name in names})
+    return {
+        name: int(outcome.proprioception[0]) if isinstance(outcome, Done) else None
+        for name, outcome in outcomes.items()
+    }
+
+
+def opened(make_pool: MakePool, workers: int, *names: str) -> WorkerPool:
+    """A pool whose episodes have run one chunk."""
+    pool = make_pool(workers)
+    assert all(isinstance(outcome, Done) for outcome in pool.open({name: {} for name in names}).values())
+    assert step(pool, *names) == dict.fromkeys(names, 50)
+    return pool
+
+
+def test_a_worker_that_dies_once_is_replaced_within_the_call(flags: Path, make_pool: MakePool) -> None:
+    pool = opened(make_pool, 1, "a", "b")
+    pool._workers[0]._process.kill()
+    assert step(pool, "a") == {"a": 100}
+    assert step(pool, "a", "b") == {"a": 150, "b": 100}
+    assert pool.restarts == 1
+
+
+def test_a_worker_that_cannot_be_rebuilt_fails_its_own_episodes_alone(flags: Path, make_pool: MakePool) -> None:
+    pool = opened(make_pool, 2, "a", "b")
+    (flags / "die-on-a").touch()
+    (flags / "die-on-rebuild").touch()
+    assert step(pool, "a", "b") == {"a": None, "b": 100}
+    (flags / "die-on-a").unlink()
+    (flags / "die-on-rebuild").unlink()
+    assert step(pool, "a", "b") == {"a": 100, "b": 150}
+
+
+def test_the_late_answer_of_a_rebuild_that_hung_is_nobodys(
+    flags: Path, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = opened(make_pool, 1, "a", "b")
+    (flags / "hang-on-rebuild").touch()
+    pool._workers[0]._process.kill()
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_module, "HANG_S", 0.2)
+        patch.setattr(pool_module, "HANG_PER_COMMAND_S", 0.0)
+        assert step(pool, "a") == {"a": None}
+    (flags / "hang-on-rebuild").unlink()
+    assert step(pool, "a", "b") == {"a": 100, "b": 100}
+    assert step(pool, "b") == {"b": 150}
+
+
+def test_an_answer_to_another_exchange_is_refused(
+    flags: Path, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = opened(make_pool, 1, "a")
+    honest = pool._workers[0]._connection
+
+    class Stale:
+        """A pipe that says again what it said last."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(honest, name)
+
+        def recv(self) -> Answer:
+            answer: Answer = honest.recv()
+            return Answer(answer.number - 1, answer.replies)
+
+    monkeypatch.setattr(pool._workers[0], "_connection", Stale())
+    assert step(pool, "a") == {"a": 100}  # of a new process: the old one's second chunk went with it
+    assert pool.restarts == 1
+
+
+def test_closing_on_a_lost_worker_leaves_nothing_of_the_episode(flags: Path, make_pool: MakePool) -> None:
+    pool = opened(make_pool, 1, "a", "b")
+    (flags / "die-on-rebuild").touch()
+    pool._workers[0]._process.kill()
+    pool.close(["a", "never"])
+    (flags / "die-on-rebuild").unlink()
+    assert list(pool._workers[0].records) == ["b"]
+    assert step(pool, "a", "b") == {"a": None, "b": 100}
+    assert isinstance(pool.open({"a": {}})["a"], Done)
+    assert step(pool, "a") == {"a": 50}
+
+
+def test_an_episode_whose_rebuild_kills_goes_with_its_close(flags: Path, make_pool: MakePool) -> None:
+    pool = opened(make_pool, 1, "a", "b")
+    (flags / "die-on-a").touch()
+    assert step(pool, "a", "b") == {"a": None, "b": None}
+    pool.close(["a"])
+    assert step(pool, "b") == {"b": 100}
+
+
+def test_a_pool_that_is_shut_down_starts_no_process(flags: Path, make_pool: MakePool) -> None:
+    pool = opened(make_pool, 1, "a")
+    [worker] = pool._workers
+    pool.shutdown()
+    with pytest.raises(pool_module.WorkerLostError, match="shut down"):
+        worker.run([RunChunk("a", np.zeros((50, 14), np.float32), ())])
+    assert pool.restarts == 0
+    pool.close(["a"])
+    assert not worker.records
+
+
+def test_an_unknown_episode_fails_alone(flags: Path, make_pool: MakePool) -> None:
+    pool = opened(make_pool, 1, "a")
+    outcomes = pool.step({name: RunChunk(name, np.zeros((50, 14), np.float32), ()) for name in ("a", "never")})
+    assert isinstance(outcomes["a"], Done)
+    assert outcomes["never"] == Failed("no such episode")
