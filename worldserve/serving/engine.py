@@ -10,10 +10,8 @@ import logging
 import math
 import re
 import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +31,10 @@ from worldserve.messages import (
 from worldserve.serving import errors
 from worldserve.serving.backend import Backend, Judge
 from worldserve.serving.checks import check_actions, check_frames
+from worldserve.serving.guard import broken, guarded
 from worldserve.serving.metrics import ServerMetrics
 from worldserve.serving.sessions import Admission, Episode, EpisodeTable, PendingChunk
 
-Outcome = TypeVar("Outcome")
 EPISODE_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 _log = logging.getLogger("worldserve.engine")
 
@@ -92,9 +90,7 @@ class EnvironmentEngine:
                     opening.append(position)
                 results[position] = outcome
             opening.sort()
-            replies = (
-                self._guard(lambda: self.backend.reset([items[p] for p in opening]), len(opening)) if opening else []
-            )
+            replies = guarded(lambda: self.backend.reset([items[p] for p in opening]), len(opening)) if opening else []
             for position, reply in zip(opening, replies, strict=True):
                 results[position] = self._opened(position, items[position], reply)
         finally:
@@ -118,9 +114,9 @@ class EnvironmentEngine:
             )  # fmt: skip
         seen.add(item.episode_id)
         place = self.episodes.begin_open(item.episode_id, max(0.0, deadline - time.monotonic()))
-        if place is Admission.FULL and (expired := self.episodes.take_expired()):
+        if place is Admission.FULL and (expired := self.episodes.begin_close_expired()):
+            self._free(expired)
             _log.warning("freed %d episodes that no call named within their lease", len(expired))
-            self.backend.close_episodes(expired)
             place = self.episodes.begin_open(item.episode_id, max(0.0, deadline - time.monotonic()))
         if place is Admission.RESERVED:
             return None
@@ -142,12 +138,10 @@ class EnvironmentEngine:
             return replace(reply, name=f"items[{position}].{reply.name}")
         complaint = check_frames(reply.frame[None], 1, self.contract.interface)
         if complaint is not None:
-            self.episodes.finish_open(item.episode_id, None)
-            self.backend.close_episodes([item.episode_id])
-            return self._broken(f"items[{position}].frame", complaint)
+            self._free_unopened(item.episode_id)
+            return broken(f"items[{position}].frame", complaint)
         if not np.isfinite(reply.proprioception).all():
-            self.episodes.finish_open(item.episode_id, None)
-            self.backend.close_episodes([item.episode_id])
+            self._free_unopened(item.episode_id)
             self.metrics.non_finite.inc()
             return errors.not_finite(f"items[{position}]", "proprioception")
         episode = Episode(item, reply, reply.proprioception.astype(np.float32))
@@ -267,7 +261,7 @@ class EnvironmentEngine:
             if run.pending is not None
         ]  # fmt: skip
         started = time.perf_counter()
-        outcomes = self._guard(lambda: self.backend.step(steps), len(steps))
+        outcomes = guarded(lambda: self.backend.step(steps), len(steps))
         seconds = time.perf_counter() - started
         for run, outcome in zip(new, outcomes, strict=True):
             assert run.pending is not None
@@ -279,7 +273,7 @@ class EnvironmentEngine:
                 continue
             complaint = check_frames(outcome.frames, len(run.pending.frame_indices), self.contract.interface)
             if complaint is not None:
-                results[run.position] = self._broken(f"items[{run.position}].frames", complaint)
+                results[run.position] = broken(f"items[{run.position}].frames", complaint)
                 continue
             run.pending.chunk = outcome
             run.episode.pending = run.pending
@@ -310,7 +304,7 @@ class EnvironmentEngine:
             return
         judge, started = self.judge, time.perf_counter()
         try:
-            replies = self._guard(lambda: judge.score(clips), len(clips))
+            replies = guarded(lambda: judge.score(clips), len(clips), "judge", passing=ConnectionError)
         except ConnectionError as error:
             _log.warning("reward server away: %s", error)
             replies = [errors.judge_away("verdict", "no answer")] * len(clips)
@@ -386,31 +380,25 @@ class EnvironmentEngine:
 
     def close(self, episode_ids: Sequence[str]) -> int:
         """Frees episodes; returns how many were open. An episode in mid-step is freed when its step is done."""
-        episodes = [episode for name in episode_ids if (episode := self.episodes.get(name)) is not None]
-        for episode in episodes:
+        episodes = {name: episode for name in episode_ids if (episode := self.episodes.get(name)) is not None}
+        for episode in episodes.values():
             with episode.lock:
                 episode.closed = True
-        removed = self.episodes.remove(episode_ids)
-        if removed:
-            self.backend.close_episodes(removed)
-        return len(removed)
+        closing = self.episodes.begin_close(episodes)
+        if closing:
+            self._free(closing)
+        return len(closing)
 
-    def _guard(self, call: Callable[[], Sequence[Outcome | ItemError]], count: int) -> list[Outcome | ItemError]:
-        """Runs a call of backend or judge; an exception becomes INTERNAL for every item, its text only in the log."""
+    def _free(self, closing: Sequence[str]) -> None:
+        """Frees in the backend what a `begin_close` took out; their ids are free once it is done, however it ends."""
         try:
-            outcomes = list(call())
-            if len(outcomes) != count:
-                raise RuntimeError(f"expected {count} outcomes; got {len(outcomes)}")
-            return outcomes
-        except ConnectionError:
-            raise
-        except Exception:  # the loop cannot die of one backend's fault; the log has the traceback
-            reference = uuid.uuid4().hex[:12]
-            _log.exception("backend call failed [%s]", reference)
-            return [errors.internal("backend", reference)] * count
+            self.backend.close_episodes(closing)
+        finally:
+            self.episodes.finish_close(closing)
 
-    def _broken(self, name: str, complaint: str) -> ItemError:
-        """A backend's answer that breaks its promise: the text stays in the log."""
-        reference = uuid.uuid4().hex[:12]
-        _log.error("%s [%s]", complaint, reference)
-        return errors.internal(name, reference)
+    def _free_unopened(self, episode_id: str) -> None:
+        """Frees what the backend opened and nobody can use, then gives its place up."""
+        try:
+            self.backend.close_episodes([episode_id])
+        finally:
+            self.episodes.finish_open(episode_id, None)

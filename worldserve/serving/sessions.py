@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,8 +57,9 @@ class Admission(enum.Enum):
 
 
 class EpisodeTable:
-    """Episodes by id, at most `capacity`; ids being opened count, so that two Resets cannot overfill it.
+    """Episodes by id, at most `capacity`; ids being opened or closed count, so that Resets cannot overfill it.
 
+    An id is reserved until the backend is done with it: no Reset can open an id again while a Close frees its episode.
     An episode that no call has named for `lease_s` seconds makes room when room is needed: a killed trainer's episodes
     do not fill the server for good.
     """
@@ -67,7 +68,7 @@ class EpisodeTable:
         self.capacity, self._lease_s = capacity, lease_s
         self._lock = threading.Condition()
         self._episodes: dict[str, Episode] = {}
-        self._opening: set[str] = set()
+        self._reserved: set[str] = set()  # being opened or closed
 
     def __len__(self) -> int:
         with self._lock:
@@ -84,29 +85,29 @@ class EpisodeTable:
     def begin_open(self, episode_id: str, timeout_s: float) -> Episode | Admission:
         """The open episode of that id, or whether it may be opened (a place is then reserved).
 
-        While another call is opening the same id this waits for it: a retry must not open a second episode.
+        While another call opens or closes the same id this waits for it: a retry must not open a second episode.
         """
         with self._lock:
-            if not self._lock.wait_for(lambda: episode_id not in self._opening, timeout_s):
+            if not self._lock.wait_for(lambda: episode_id not in self._reserved, timeout_s):
                 return Admission.BUSY
             if episode_id in self._episodes:
                 self._episodes[episode_id].used_at = time.monotonic()
                 return self._episodes[episode_id]
-            if len(self._episodes) + len(self._opening) >= self.capacity:
+            if len(self._episodes) + len(self._reserved) >= self.capacity:
                 return Admission.FULL
-            self._opening.add(episode_id)
+            self._reserved.add(episode_id)
             return Admission.RESERVED
 
     def finish_open(self, episode_id: str, episode: Episode | None) -> None:
         """Puts the opened episode into the reserved place, or gives the place up."""
         with self._lock:
-            self._opening.discard(episode_id)
+            self._reserved.discard(episode_id)
             if episode is not None:
                 self._episodes[episode_id] = episode
             self._lock.notify_all()
 
-    def take_expired(self) -> list[str]:
-        """Takes out the episodes whose lease has run out and which no call is working on; returns their ids."""
+    def begin_close_expired(self) -> list[str]:
+        """`begin_close` of the episodes whose lease has run out and which no call is working on."""
         with self._lock:
             latest = time.monotonic() - self._lease_s
             expired = [
@@ -114,14 +115,23 @@ class EpisodeTable:
                 for name, episode in self._episodes.items()
                 if episode.used_at < latest and not episode.lock.locked()
             ]
-            for name in expired:
-                self._episodes.pop(name).closed = True
-            return expired
+            return self._take(expired)
 
-    def remove(self, episode_ids: Iterable[str]) -> list[str]:
-        """Takes episodes out; returns the ids that were there."""
+    def begin_close(self, episodes: Mapping[str, Episode]) -> list[str]:
+        """Takes out those of the episodes that are still open and reserves their ids; returns these, for
+        `finish_close`.
+        """
         with self._lock:
-            removed = [name for name in dict.fromkeys(episode_ids) if name in self._episodes]
-            for name in removed:
-                self._episodes.pop(name).closed = True
-            return removed
+            return self._take([name for name, episode in episodes.items() if self._episodes.get(name) is episode])
+
+    def finish_close(self, episode_ids: Iterable[str]) -> None:
+        """Gives the ids free: the backend holds nothing of them."""
+        with self._lock:
+            self._reserved.difference_update(episode_ids)
+            self._lock.notify_all()
+
+    def _take(self, names: list[str]) -> list[str]:
+        for name in names:
+            self._episodes.pop(name).closed = True
+            self._reserved.add(name)
+        return names
