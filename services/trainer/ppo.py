@@ -9,6 +9,7 @@ densities, so the loss is written here and tested against torchrl's.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,20 @@ from torch import Tensor
 
 from services.trainer.policies import FlowPolicy, PolicyEvaluation, Prefix, load_policy, save_policy
 from services.trainer.ppo_config import PPOConfig
-from services.trainer.ppo_metrics import episode_rows, numbers, rollout_metrics, summary
+from services.trainer.ppo_metrics import (
+    episode_rows,
+    merge,
+    numbers,
+    ratio_metrics,
+    rollout_metrics,
+    summary,
+    value_metrics,
+)
 from services.trainer.rollout import Client, Rollout, collect_rollout, make_observation, unique_run_name
 from services.trainer.run_record import RunRecord
+
+LOGGER = logging.getLogger("worldserve.trainer")
+ADVICE = "Lower the learning rate or raise noise_level; the last checkpoint is whole."
 
 
 class AgreementError(RuntimeError):
@@ -138,22 +150,19 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float 
     return torch.maximum(plain, huber(clipped, returns, reduction="none", delta=delta)).mean()
 
 
-def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """KL(old || new) from samples of old: mean of (r - 1) - log r, unbiased and never negative (Schulman 2020)."""
-    return (log_ratio.exp() - 1.0 - log_ratio).mean()
-
-
 def check_agreement(policy: FlowPolicy, rollout: Rollout, config: PPOConfig) -> dict[str, float]:
     """Log-probabilities and values of the rollout, computed again as training does. Raises AgreementError."""
-    worst_ratio, worst_value = 0.0, 0.0
+    ratios, values = [], []
     with torch.no_grad():
         for rows in _slices(np.arange(rollout.rewards.size), config.microbatch_size):
             evaluation = policy.evaluate_sample(rollout.observation(rows), rollout.sample(rows))
             old = rollout.sample(rows)
             ratio = log_ratios(evaluation.log_probabilities, old.log_probabilities, config.ratio_level).exp()
-            worst_ratio = max(worst_ratio, float((ratio - 1.0).abs().max()))
-            worst_value = max(worst_value, float((evaluation.values - old.values).abs().max()))
-    if not max(worst_ratio, worst_value) <= config.agreement_tolerance:
+            ratios.append((ratio - 1.0).abs().max())
+            values.append((evaluation.values - old.values).abs().max())
+    # A tensor's maximum is NaN if one number is; Python's max() would pass over it.
+    worst_ratio, worst_value = float(torch.stack(ratios).max()), float(torch.stack(values).max())
+    if not (worst_ratio <= config.agreement_tolerance and worst_value <= config.agreement_tolerance):
         raise AgreementError(
             f"before the first update: expected rollout and training to agree to {config.agreement_tolerance:g}; got "
             f"max |ratio - 1| = {worst_ratio:.3g} and max |value difference| = {worst_value:.3g}. The policy's "
@@ -199,13 +208,19 @@ class Learner:
         for epoch in range(max(config.update_epochs if train_policy else 0, value_epochs)):
             for rows in _slices(generator.permutation(rollout.rewards.size), config.minibatch_size):
                 with_policy = train_policy and not stopped and epoch < config.update_epochs
-                reason = self._minibatch(rollout, targets, rows, with_policy, epoch < value_epochs, log)
-                stopped = stopped or reason
+                with_value = epoch < value_epochs
+                if not (with_policy or with_value):
+                    break
+                reason = self._minibatch(rollout, targets, rows, with_policy, with_value, log)
+                if reason:
+                    level = logging.WARNING if reason.name == "max_ratio" else logging.INFO
+                    LOGGER.log(level, "iteration %d, epoch %d: %s", iteration, epoch, reason.message)
+                    stopped = reason.name
             if stopped and epoch + 1 >= value_epochs:
                 break
         metrics: dict[str, Any] = {name: float(np.mean(values)) for name, values in log.items()}
         if train_policy:
-            metrics["actor/ratio_max"] = max(log["actor/ratio_max"])
+            metrics["actor/ratio_max"] = float(np.max(log["actor/ratio_max"]))
             metrics["actor/final_approx_kl"] = float(np.mean(log["actor/approx_kl"][-3:]))
             metrics["actor/optimizer_steps"] = len(log.get("actor/grad_norm", []))
             metrics["actor/stop_reason"] = stopped
@@ -219,8 +234,8 @@ class Learner:
         with_policy: bool,
         with_value: bool,
         log: dict[str, list[float]],
-    ) -> str:
-        """One optimiser step; returns why the policy's updates should stop, or ""."""
+    ) -> Stop | None:
+        """One optimiser step; returns why the policy's updates should stop, or None."""
         config, seen = self.config, []
         self.policy_optimizer.zero_grad(set_to_none=True)
         self.value_optimizer.zero_grad(set_to_none=True)
@@ -234,27 +249,29 @@ class Learner:
                 ratio = log_ratios(
                     evaluation.log_probabilities, targets.old_log_probabilities[index], config.ratio_level
                 )
+                if not bool(torch.isfinite(ratio).all()):
+                    raise FloatingPointError(f"log-probability ratio: expected finite numbers; got some not. {ADVICE}")
                 loss = policy_loss(ratio, targets.advantages[index], config.clip_low, config.clip_high)
-                measured |= _ratio_metrics(ratio.detach(), loss.detach(), config)
+                measured |= ratio_metrics(ratio.detach(), loss.detach(), config)
+                if not measured["actor/ratio_max"] <= config.max_ratio:  # perhaps infinite, as is then the loss
+                    loss = torch.zeros(())  # no policy step will be taken
             else:
                 values = self.policy.value(rollout.observation(part), self._kept_prefix(index))
             if with_value:
                 old, returns = targets.old_values[index], targets.returns[index]
                 critic = value_loss(values, old, returns, config.value_clip, config.huber_delta)
                 loss = loss + critic
-                measured |= _value_metrics(values.detach(), old, critic.detach(), config)
+                measured |= value_metrics(values.detach(), old, critic.detach(), config)
             if not bool(torch.isfinite(loss)):
-                raise FloatingPointError(
-                    f"loss: expected a finite number; got {float(loss.detach())}. Lower the learning rate or raise "
-                    "noise_level; the last checkpoint is whole."
-                )
-            (loss * share).backward()
+                raise FloatingPointError(f"loss: expected a finite number; got {float(loss.detach())}. {ADVICE}")
+            if loss.requires_grad:
+                (loss * share).backward()
             seen.append((share, measured))
-        merged = _merge(seen)
-        reason = _stop_reason(merged, config) if with_policy else ""
+        merged = merge(seen)
+        reason = _stop(merged, config) if with_policy else None
         for name, value in merged.items():
             log.setdefault(name, []).append(value)
-        if with_policy and not reason:  # the policy keeps what it has once it should stop
+        if with_policy and reason is None:  # the policy keeps what it has once it should stop
             log.setdefault("actor/grad_norm", []).append(_clip(self.policy_parameters, config.max_grad_norm))
             self.policy_optimizer.step()
         if with_value:
@@ -278,43 +295,29 @@ class Learner:
             return Prefix.concatenate([self.policy.encode(rollout.observation(rows)) for rows in parts])
 
 
-def _ratio_metrics(log_ratio: Tensor, loss: Tensor, config: PPOConfig) -> dict[str, float]:
-    ratio = log_ratio.exp()
-    clipped = (ratio < 1.0 - config.clip_low) | (ratio > 1.0 + config.clip_high)
-    return {
-        "actor/policy_loss": float(loss),
-        "actor/approx_kl": float(approximate_kl(log_ratio)),
-        "actor/ratio": float(ratio.mean()),
-        "actor/ratio_max": float(ratio.max()),
-        "actor/clip_fraction": float(clipped.float().mean()),
-    }
+@dataclass(frozen=True)
+class Stop:
+    """Why an iteration's remaining policy steps are left out: the setting's name, and what a person should know."""
+
+    name: str
+    message: str
 
 
-def _value_metrics(values: Tensor, old: Tensor, loss: Tensor, config: PPOConfig) -> dict[str, float]:
-    moved = (values - old).abs()
-    clipped = (moved > config.value_clip).float().mean() if config.value_clip is not None else torch.zeros(())
-    return {
-        "critic/value_loss": float(loss),
-        "critic/value_clip_ratio": float(clipped),
-        "critic/values": float(values.mean()),
-    }
-
-
-def _merge(seen: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
-    """Means over microbatches by their share; the maximum of a maximum."""
-    names = seen[0][1].keys()
-    return {
-        name: max(m[name] for _, m in seen) if name.endswith("_max") else sum(share * m[name] for share, m in seen)
-        for name in names
-    }
-
-
-def _stop_reason(metrics: dict[str, float], config: PPOConfig) -> str:
-    if not metrics["actor/ratio_max"] <= config.max_ratio:
-        return "max_ratio"
-    if config.target_kl is not None and metrics["actor/approx_kl"] > 1.5 * config.target_kl:
-        return "target_kl"
-    return ""
+def _stop(metrics: dict[str, float], config: PPOConfig) -> Stop | None:
+    ratio, kl = metrics["actor/ratio_max"], metrics["actor/approx_kl"]
+    if not (np.isfinite(ratio) and ratio <= config.max_ratio):
+        return Stop(
+            "max_ratio",
+            f"a probability ratio of {ratio:.3g} exceeds max_ratio = {config.max_ratio:g}; the policy's remaining "
+            "steps of this iteration are skipped. If it happens again, lower learning_rate or raise noise_level.",
+        )
+    if config.target_kl is not None and kl > 1.5 * config.target_kl:
+        return Stop(
+            "target_kl",
+            f"approx_kl = {kl:.3g} exceeds 1.5 times target_kl = {config.target_kl:g}; the policy's remaining steps of "
+            "this iteration are skipped. If it happens in every first epoch, lower learning_rate.",
+        )
+    return None
 
 
 def _clip(parameters: list[torch.nn.Parameter], limit: float) -> float:
@@ -393,6 +396,7 @@ def _resume(record: RunRecord, learner: Learner) -> int:
     checkpoint = record.latest_checkpoint()
     if checkpoint is None:
         return 0
+    record.publish(checkpoint)  # a kill may have come between the checkpoint and the policy made from it
     learner.policy.load_state_dict(load_policy(checkpoint / "policy").state_dict())
     return int(record.restore(checkpoint, learner.optimizers)["iteration"])
 

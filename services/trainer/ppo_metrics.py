@@ -5,10 +5,52 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from services.trainer.ppo_config import PPOConfig
 from services.trainer.rollout import Rollout
 from services.trainer.statistics import explained_variance
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """KL(old || new) from samples of old: mean of (r - 1) - log r, unbiased and never negative (Schulman 2020)."""
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+
+
+def ratio_metrics(log_ratio: Tensor, loss: Tensor, config: PPOConfig) -> dict[str, float]:
+    """Of a microbatch: log_ratio (B, units). Infinite where a ratio is larger than float32 holds."""
+    ratio = log_ratio.exp()
+    clipped = (ratio < 1.0 - config.clip_low) | (ratio > 1.0 + config.clip_high)
+    return {
+        "actor/policy_loss": float(loss),
+        "actor/approx_kl": float(approximate_kl(log_ratio)),
+        "actor/ratio": float(ratio.mean()),
+        "actor/ratio_max": float(ratio.max()),
+        "actor/clip_fraction": float(clipped.float().mean()),
+    }
+
+
+def value_metrics(values: Tensor, old: Tensor, loss: Tensor, config: PPOConfig) -> dict[str, float]:
+    """Of a microbatch: values at present and at rollout, (B,)."""
+    moved = (values - old).abs()
+    clipped = (moved > config.value_clip).float().mean() if config.value_clip is not None else torch.zeros(())
+    return {
+        "critic/value_loss": float(loss),
+        "critic/value_clip_ratio": float(clipped),
+        "critic/values": float(values.mean()),
+    }
+
+
+def merge(seen: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
+    """Means over microbatches by their share, the maximum of a maximum; NaN where one of them is."""
+    names = seen[0][1].keys()
+    return {
+        name: float(np.max([m[name] for _, m in seen]))
+        if name.endswith("_max")
+        else sum(share * m[name] for share, m in seen)
+        for name in names
+    }
 
 
 def rollout_metrics(rollout: Rollout, returns: Tensor, advantages: Tensor) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.trainer.directories import replace_directory, siblings, temporary_sibling, whole_sibling
+
 
 def write_json(path: Path, value: Any) -> None:
     """JSON through a temporary file and a rename: a reader sees the old file or the new one."""
@@ -123,7 +125,13 @@ class RunRecord:
         write_json(directory / "config.json", config)
         from torch.utils.tensorboard import SummaryWriter
 
-        self._tensorboard = SummaryWriter(str(directory / "tensorboard"))
+        first = None
+        if resume:  # what came after the newest checkpoint, or before there was one, will be run again
+            self._recover()
+            newest = self.latest_checkpoint()
+            first = _iteration(newest) if newest else 0
+            self.drop_rows_from(first)
+        self._tensorboard = SummaryWriter(str(directory / "tensorboard"), purge_step=first)
 
     def log(self, iteration: int, metrics: Mapping[str, Any], episodes: Iterable[Mapping[str, Any]] = ()) -> None:
         """One iteration's metrics and its episodes."""
@@ -143,33 +151,55 @@ class RunRecord:
     ) -> Path:
         """Write checkpoint `iteration` (completed iterations) and make its policy the newest one."""
         target = self.directory / "checkpoints" / f"iteration_{iteration:04d}"
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary = temporary_sibling(target)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         save_policy(temporary / "policy")
         for name, optimizer in optimizers.items():
             save_file(optimizer_tensors(optimizer), str(temporary / f"optimizer_{name}.safetensors"))
         write_json(temporary / "state.json", {**state, "iteration": iteration})
-        _replace_directory(temporary, target)
-        newest = self.directory / f".policy.{os.getpid()}.tmp"
-        shutil.rmtree(newest, ignore_errors=True)
-        shutil.copytree(target / "policy", newest)
-        _replace_directory(newest, self.directory / "policy")
+        replace_directory(temporary, target)
+        self.publish(target)
         return target
+
+    def publish(self, checkpoint: Path) -> None:
+        """Make the policy of `checkpoint` the run's `policy`, and throw away what interrupted writers of it left."""
+        target = self.directory / "policy"
+        newest = temporary_sibling(target)
+        shutil.rmtree(newest, ignore_errors=True)
+        shutil.copytree(checkpoint / "policy", newest)
+        replace_directory(newest, target)
+        for leftover in siblings(target):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def latest_checkpoint(self) -> Path | None:
         """The newest whole checkpoint, or None."""
-        found = sorted((self.directory / "checkpoints").glob("iteration_*/state.json"))
-        return found[-1].parent if found else None
+        found = [path.parent for path in (self.directory / "checkpoints").glob("iteration_*/state.json")]
+        return max(found, key=_iteration) if found else None
+
+    def _recover(self) -> None:
+        """Give whole checkpoints that a killed writer had not put in place their name; throw away the others."""
+        left = list((self.directory / "checkpoints").glob(".iteration_*.*.*"))
+        for name in {path.name.split(".")[1] for path in left}:
+            target = self.directory / "checkpoints" / name
+            found = None if target.exists() else whole_sibling(target, _checkpoint_age)
+            if found is not None:
+                os.replace(found, target)
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
 
     def restore(self, checkpoint: Path, optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
         """Load the optimisers, return the state, drop the rows after the checkpoint. The policy is the caller's."""
         for name, optimizer in optimizers.items():
             load_optimizer_tensors(optimizer, load_file(str(checkpoint / f"optimizer_{name}.safetensors")))
         state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        for name in ("metrics.jsonl", "episodes.jsonl"):
-            keep_rows(self.directory / name, lambda row: row["iteration"] < state["iteration"])
+        self.drop_rows_from(state["iteration"])
         return state
+
+    def drop_rows_from(self, iteration: int) -> None:
+        """Drop the rows of `iteration` and later ones, which will be run again."""
+        for name in ("metrics.jsonl", "episodes.jsonl"):
+            keep_rows(self.directory / name, lambda row: row["iteration"] < iteration)
 
     def close(self) -> None:
         """Flush TensorBoard."""
@@ -188,11 +218,16 @@ def _refuse_changes(
         )
 
 
-def _replace_directory(source: Path, target: Path) -> None:
-    """Move `source` over `target`; a directory cannot be replaced in one call, so the old one steps aside first."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    if target.exists():
-        os.replace(target, aside)
-    os.replace(source, target)
-    shutil.rmtree(aside, ignore_errors=True)
+def _iteration(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("iteration_"))
+
+
+def _checkpoint_age(checkpoint: Path) -> float | None:
+    """As `policy_age`; a checkpoint's state.json is written last."""
+    from services.trainer.policies import policy_age  # takes seconds, and few need it
+
+    try:
+        read_json(checkpoint / "state.json")
+    except (OSError, ValueError):
+        return None
+    return policy_age(checkpoint / "policy")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from services.trainer.directories import whole_sibling
 from services.trainer.policies.config import FlowPolicyConfig
 from services.trainer.policies.flow_policy import FlowPolicy
 
 FORMAT = "worldserve.flow_policy/1"
+LOGGER = logging.getLogger("worldserve.trainer")
 
 
 def save_policy(policy: FlowPolicy, directory: str | Path, card: Mapping[str, object]) -> Path:
@@ -25,7 +29,7 @@ def save_policy(policy: FlowPolicy, directory: str | Path, card: Mapping[str, ob
     """
     target = Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in policy.state_dict().items()}
         save_file(tensors, scratch / "model.safetensors", metadata={"format": "pt"})
@@ -34,10 +38,10 @@ def save_policy(policy: FlowPolicy, directory: str | Path, card: Mapping[str, ob
         (scratch / "card.json").write_text(json.dumps(dict(card), indent=2, sort_keys=True, allow_nan=False) + "\n")
         scratch.chmod(0o755)
         if target.exists():
-            previous = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)) / "previous"
-            os.rename(target, previous)
+            previous = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+            os.rename(target, previous)  # over an empty directory, which POSIX allows
             os.rename(scratch, target)
-            shutil.rmtree(previous.parent)
+            shutil.rmtree(previous)
         else:
             os.rename(scratch, target)
     finally:
@@ -46,9 +50,32 @@ def save_policy(policy: FlowPolicy, directory: str | Path, card: Mapping[str, ob
     return target
 
 
+def policy_age(directory: Path) -> float | None:
+    """When the policy in `directory` was written, in seconds since the epoch; None where it is not whole."""
+    try:
+        for name in ("config.json", "card.json"):
+            json.loads((directory / name).read_text())
+        with safe_open(directory / "model.safetensors", "pt"):  # refuses a file shorter than its header says
+            return (directory / "model.safetensors").stat().st_mtime
+    except (OSError, ValueError, SafetensorError):
+        return None
+
+
+def find_policy(directory: str | Path) -> Path:
+    """`directory`, or what stands in for it when a writer was killed in the instant between its two renames."""
+    target = Path(directory)
+    if target.exists():
+        return target
+    found = whole_sibling(target, policy_age)
+    if found is None:
+        return target
+    LOGGER.warning("policy: %s is not there, its writer was interrupted; reading %s, which is whole", target, found)
+    return found
+
+
 def load_policy(directory: str | Path) -> FlowPolicy:
     """Reads what `save_policy` wrote. Raises FileNotFoundError or ValueError, naming the file and what was expected."""
-    source = Path(directory)
+    source = find_policy(directory)
     for name in ("config.json", "model.safetensors"):
         if not (source / name).is_file():
             raise FileNotFoundError(f"{source / name}: expected a policy saved by `worldserve sft` or `worldserve ppo`")

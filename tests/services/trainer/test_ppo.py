@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +16,9 @@ import torch
 from torch import nn
 
 from services.trainer import ppo
-from services.trainer.policies import FlowPolicy, PolicySample
+from services.trainer.policies import FlowPolicy, PolicySample, load_policy
 from services.trainer.ppo_config import PPOConfig
+from services.trainer.ppo_metrics import approximate_kl, merge
 from services.trainer.recipes import load_recipe
 from services.trainer.rollout import collect_rollout
 from services.trainer.run_record import RunRecord, read_jsonl
@@ -134,8 +137,8 @@ def test_policy_loss_and_kl_match_torchrl() -> None:
 
 
 def test_approximate_kl_is_zero_only_for_equal_densities() -> None:
-    assert float(ppo.approximate_kl(torch.zeros(5, 1))) == 0.0
-    assert float(ppo.approximate_kl(torch.tensor([[0.1], [-0.1]]))) == pytest.approx(0.005, rel=0.01)
+    assert float(approximate_kl(torch.zeros(5, 1))) == 0.0
+    assert float(approximate_kl(torch.tensor([[0.1], [-0.1]]))) == pytest.approx(0.005, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +271,28 @@ def test_a_resumed_run_equals_an_uninterrupted_one(bandit: Any, tiny_policy: Any
     assert [row["iteration"] for row in episodes] == [0] * 16 + [1] * 16 + [2] * 16
 
 
+def test_a_run_that_died_before_its_first_checkpoint_is_resumed_from_its_start(
+    bandit: Any, tiny_policy: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ConnectionError):
+        _train(bandit(fail_after_resets=16 * 2 + 8), tiny_policy(), _config(tmp_path, checkpoint_every=4))
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 2
+    rows = _train(bandit(), tiny_policy(), _config(tmp_path, checkpoint_every=4, resume=True))
+    assert [row["iteration"] for row in rows] == [0, 1, 2]
+    assert len(read_jsonl(tmp_path / "episodes.jsonl")) == 3 * 16
+
+
+def test_resuming_a_finished_run_leaves_its_newest_policy(bandit: Any, tiny_policy: Any, tmp_path: Path) -> None:
+    """A kill may have come between the last checkpoint and the policy made from it."""
+    trained = tiny_policy()
+    _train(bandit(), trained, _config(tmp_path, iterations=2))
+    shutil.rmtree(tmp_path / "policy")
+    shutil.copytree(tmp_path / "checkpoints" / "iteration_0001" / "policy", tmp_path / "policy")
+    _train(bandit(), tiny_policy(), _config(tmp_path, iterations=2, resume=True))
+    for name, value in load_policy(tmp_path / "policy").state_dict().items():
+        assert torch.equal(value, trained.state_dict()[name]), name
+
+
 def test_a_run_directory_is_not_overwritten(bandit: Any, tiny_policy: Any, tmp_path: Path) -> None:
     _train(bandit(), tiny_policy(), _config(tmp_path, iterations=2))
     with pytest.raises(FileExistsError, match="--resume"):
@@ -301,3 +326,93 @@ def test_kl_stop_and_ratio_alarm_end_an_update_early(bandit: Any, tiny_policy: A
     wild["learning_rate"] = 3e-3
     alarmed = _train(bandit(), tiny_policy(), _config(tmp_path / "ratio", target_kl=None, max_ratio=1.05, **wild))[0]
     assert alarmed["actor/stop_reason"] == "max_ratio"
+
+
+def _update(client: Any, policy: FlowPolicy, config: PPOConfig, evaluate: Any = None) -> tuple[ppo.Learner, Any]:
+    """One rollout of 16 decisions and an update of `policy`; `evaluate` replaces the learner's densities and values."""
+    learner = ppo.Learner(policy, config)
+    rollout = collect_rollout(client, policy, ["task/train/1"] * 8, 0, "success", "sample", 8)
+    targets = ppo.make_targets(rollout, torch.zeros(8), config)
+    if evaluate is not None:
+        learner.evaluate = evaluate(learner.evaluate)  # type: ignore[method-assign]
+    return learner, learner.update(rollout, targets, 1, np.random.default_rng(0))
+
+
+def _shifted(amount: float, after: int) -> Any:
+    """Adds `amount` to the log-probabilities from the `after`-th call on."""
+
+    def wrap(evaluate: Any) -> Any:
+        calls = itertools.count()
+
+        def shifted(rollout: Any, rows: Any) -> Any:
+            result = evaluate(rollout, rows)
+            by = amount if next(calls) >= after else 0.0
+            return SimpleNamespace(log_probabilities=result.log_probabilities + by, values=result.values)
+
+        return shifted
+
+    return wrap
+
+
+@pytest.mark.parametrize("value_epochs", [1, 2])
+def test_an_update_that_stops_after_the_critic_is_done_ends(
+    bandit: Any, tiny_policy: Any, tmp_path: Path, value_epochs: int
+) -> None:
+    # 4 microbatch calls an epoch: the fourth epoch stops in its second minibatch of four.
+    config = _config(
+        tmp_path, update_epochs=8, value_epochs=value_epochs, minibatch_size=4, microbatch_size=4, learning_rate=1e-6
+    )
+    _, metrics = _update(bandit(), tiny_policy(), config, _shifted(0.05, 13))
+    assert metrics["actor/stop_reason"] == "target_kl"
+    assert metrics["actor/optimizer_steps"] == 13
+
+
+def test_a_ratio_beyond_float32_stops_the_policy_with_a_warning_and_trains_the_critic_on(
+    bandit: Any, tiny_policy: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policies = {}
+    for amount in (0.5, 10.0):  # ten actions a chunk: exp(5) is above max_ratio, exp(100) above float32
+        caplog.clear()
+        policies[amount] = tiny_policy()
+        _, metrics = _update(bandit(), policies[amount], _config(tmp_path, target_kl=None), _shifted(amount, 0))
+        assert (metrics["actor/stop_reason"], metrics["actor/optimizer_steps"]) == ("max_ratio", 0)
+        assert np.isfinite(metrics["critic/grad_norm"])
+        [warning] = [record.getMessage() for record in caplog.records if record.name == "worldserve.trainer"]
+        assert f"{'inf' if amount == 10.0 else '148'} exceeds max_ratio = 20" in warning
+        assert "lower learning_rate or raise noise_level" in warning
+    for name, value in policies[0.5].state_dict().items():  # overflow or not, the critic learned the same
+        assert torch.equal(value, policies[10.0].state_dict()[name]), name
+    assert not torch.equal(policies[0.5].value_parameters()[-1], tiny_policy().value_parameters()[-1])
+
+
+def test_a_density_that_is_no_number_is_an_error(bandit: Any, tiny_policy: Any, tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match="log-probability ratio: expected finite"):
+        _update(bandit(), tiny_policy(), _config(tmp_path), _shifted(float("nan"), 1))
+
+
+@pytest.mark.parametrize("field", ["log_probabilities", "values"])
+def test_densities_or_values_that_are_no_numbers_do_not_agree(
+    bandit: Any, tiny_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    policy, calls = tiny_policy(), itertools.count()
+    rollout = collect_rollout(bandit(), policy, ["task/train/1"] * 8, 0, "success", "sample", 8)
+    evaluate = policy.evaluate_sample
+
+    def broken(observation: Any, sample: PolicySample, prefix: Any = None) -> Any:
+        result = evaluate(observation, sample, prefix)
+        found = {"log_probabilities": result.log_probabilities, "values": result.values}
+        if next(calls) == 1:  # the second microbatch, one number
+            found[field] = found[field].clone()
+            found[field].view(-1)[0] = float("nan")
+        return SimpleNamespace(**found)
+
+    monkeypatch.setattr(policy, "evaluate_sample", broken)
+    with pytest.raises(ppo.AgreementError, match="= nan"):
+        ppo.check_agreement(policy, rollout, _config(tmp_path))
+
+
+def test_merged_metrics_keep_what_is_no_number() -> None:
+    nan = float("nan")
+    assert np.isnan(merge([(0.5, {"a_max": 1.0}), (0.5, {"a_max": nan})])["a_max"])
+    assert np.isnan(merge([(0.5, {"a_max": nan}), (0.5, {"a_max": 1.0})])["a_max"])
+    assert merge([(0.25, {"a": 1.0, "a_max": 1.0}), (0.75, {"a": 3.0, "a_max": 3.0})]) == {"a": 2.5, "a_max": 3.0}
