@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 
 from worldserve.contract import Difference, differences, fingerprint
 from worldserve.messages import (
@@ -21,7 +25,7 @@ from worldserve.serving.replay import check_actions, replay
 from worldserve.wire import codec
 from worldserve.wire.arrays import ArrayError, array_from_proto
 from worldserve.wire.contracts import contract_to_proto, interface_from_proto
-from worldserve.wire.generated import environment_pb2, environment_pb2_grpc
+from worldserve.wire.generated import common_pb2, environment_pb2, environment_pb2_grpc
 from worldserve.wire.options import INLINE_FRAME_BYTES, STREAM_CLIP_BYTES
 from worldserve.wire.status import abort
 
@@ -30,6 +34,7 @@ DEFAULT_DEADLINE_S = 600.0
 # Episodes that one Replay runs side by side; the rest wait their turn.
 REPLAY_BATCH = 8
 MAX_ITEMS = 4096
+_POSITION = re.compile(r"^items\[\d+\]")
 
 
 class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
@@ -166,14 +171,9 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
                 f"{name}.frame_selection", "NONE, LAST, or STRIDE with frame_stride >= 1", errors.quote(str(error)),
                 "frame_stride belongs to STRIDE alone.", "FRAME_SELECTION",
             )  # fmt: skip
-        try:
-            actions = array_from_proto(message.actions, "float32")
-        except ArrayError as error:
-            reason = "WRONG_DTYPE" if error.expected.startswith("dtype") else "WRONG_SHAPE"
-            return errors.invalid(
-                f"{name}.actions", error.expected, errors.quote(error.got),
-                "Send float32 (chunk_actions, dimensions), little-endian.", reason,
-            )  # fmt: skip
+        actions = _actions(f"{name}.actions", message.actions, "(chunk_actions, dimensions)")
+        if isinstance(actions, ItemError):
+            return actions
         return StepItem(message.episode_id, message.chunk_index, actions, selection)
 
     def _limit_inline(self, items: list[StepItem | ItemError]) -> list[StepItem | ItemError]:
@@ -199,19 +199,35 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
         decoded = [self._replay_item(first + number, item) for number, item in enumerate(part)]
         runnable = [item for item in decoded if isinstance(item, ReplayItem)]
         outcomes = iter(replay(self._engine, runnable, _deadline(context), context.is_active) if runnable else [])
-        return [item if isinstance(item, ItemError) else next(outcomes) for item in decoded]
+        results: list[ReplayOutcome | ItemError] = []
+        for number, item in enumerate(decoded):
+            outcome = item if isinstance(item, ItemError) else next(outcomes)
+            if isinstance(outcome, ItemError):  # the engine counts within the calls that the replay makes of it
+                name = _POSITION.sub(f"items[{first + number}]", outcome.name)
+                outcome = replace(outcome, name=name)
+            results.append(outcome)
+        return results
 
     def _replay_item(self, position: int, message: environment_pb2.ReplayItem) -> ReplayItem | ItemError:
         name = f"items[{position}].actions"
-        try:
-            actions = array_from_proto(message.actions, "float32")
-        except ArrayError as error:
-            return errors.invalid(name, error.expected, errors.quote(error.got), "Send float32.", "WRONG_DTYPE")
+        actions = _actions(name, message.actions, "(chunks * chunk_actions, dimensions)")
+        if isinstance(actions, ItemError):
+            return actions
         item = ReplayItem(message.episode_id, message.initial_state_id, message.seed, actions)
         return check_actions(self._engine, name, item) or item
 
     def _count(self, error: ItemError) -> None:
         self._engine.metrics.item_errors.labels(error.reason).inc()
+
+
+def _actions(name: str, message: common_pb2.Array, layout: str) -> NDArray[np.float32] | ItemError:
+    """An item's actions; the engine checks their shape."""
+    try:
+        return array_from_proto(message, "float32")
+    except ArrayError as error:
+        reason = "WRONG_DTYPE" if error.expected.startswith("dtype") else "WRONG_SHAPE"
+        advice = f"Send float32 {layout}, little-endian."
+        return errors.invalid(name, error.expected, errors.quote(error.got), advice, reason)
 
 
 def _deadline(context: grpc.ServicerContext) -> float:

@@ -111,4 +111,15 @@ def check_actions(engine: EnvironmentEngine, name: str, item: ReplayItem) -> Ite
             "Send whole chunks, at most an episode.",
             "WRONG_SHAPE",
         )
+    finite = np.isfinite(item.actions)
+    if not finite.all():  # here and not chunk by chunk: the row is the episode's
+        engine.metrics.non_finite.inc(int((~finite).sum()))
+        row, column = (int(value) for value in np.argwhere(~finite)[0])
+        return errors.invalid(
+            f"{name}[{row}, {column}]",
+            "a finite number",
+            repr(float(item.actions[row, column])),
+            "Was the episode recorded whole? Nothing was run.",
+            "NON_FINITE_ACTION",
+        )
     return None
