@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,6 +126,7 @@ def _work(
     from services.sim_server.worker import die_with_parent
 
     die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
     contract = tabletop_contract()
     states = InitialStateSet.load(config.initial_states)
     with EpisodeWriter(shard) as writer:
