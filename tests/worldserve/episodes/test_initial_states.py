@@ -129,9 +129,19 @@ def test_a_missing_set_names_the_command_that_makes_it(tmp_path) -> None:
         InitialStateSet.load(tmp_path)
 
 
+def refusal(ids: list[str]) -> SealedStateError | None:
+    """Why training on these states is refused; None where it is not."""
+    try:
+        refuse_for_training(ids)
+    except SealedStateError as error:
+        return error
+    return None
+
+
 def test_training_may_use_train_and_validation_states() -> None:
-    refuse_for_training([])
-    refuse_for_training(["adjust_bottle/train/0000", "adjust_bottle/validation/0143"])
+    assert refusal([]) is None
+    assert refusal(["adjust_bottle/train/0000", "adjust_bottle/validation/0143"]) is None
+    assert refusal(["adjust_bottle/train/0000", "adjust_bottle/test/0143"]) is not None
 
 
 @pytest.mark.parametrize("bad", ["adjust_bottle/test/0000", "adjust_bottle/exam/0000", "0000", "", "a/train/1/2"])
