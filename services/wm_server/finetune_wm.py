@@ -67,7 +67,7 @@ class FinetuneConfig:
     sigmas: tuple[float, ...] = (1.0,)
     """Noise levels of the sampler that the model is saved with."""
     pose_format: Literal["rotation_columns", "euler"] = "rotation_columns"
-    """How poses condition the model; the published BWM takes Euler angles. Unused with `start`."""
+    """How poses condition the model; the published BWM takes Euler angles."""
     held_out_fraction: float = 0.1
     """Share of initial states whose episodes validate and never train."""
     seed: int = 0
@@ -92,7 +92,7 @@ class Finetune:
     def __init__(self, config: FinetuneConfig) -> None:
         self.start = WorldModel.load(config.start) if config.start else None
         if self.start is not None and config.stage != "measure":
-            transformer = of_start_model(config.transformer, self.start)
+            transformer = of_start_model(config.transformer, config.pose_format, self.start)
             pose_format = cast(Literal["rotation_columns", "euler"], self.start.pose_format)
             config = replace(config, transformer=transformer, pose_format=pose_format)
         self.config, self.out = config, config.out

@@ -75,10 +75,10 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-def of_start_model(config: TransformerTrainingConfig, start: WorldModel) -> TransformerTrainingConfig:
+def of_start_model(config: TransformerTrainingConfig, pose_format: str, start: WorldModel) -> TransformerTrainingConfig:
     """`config` with the network and the history noise of the model that training begins with.
 
-    A setting that was left at its default takes the start model's value.
+    A setting that was left at its default takes the start model's value; so does `pose_format`, which is only checked.
 
     Raises:
         ValueError: for a setting that is neither the default nor the start model's.
@@ -88,14 +88,17 @@ def of_start_model(config: TransformerTrainingConfig, start: WorldModel) -> Tran
     wanted = {f"model.{name}": value for name, value in dataclasses.asdict(network).items()}
     wanted["history_noise"] = start.sampler.history_noise
     given, usual = flat(dataclasses.asdict(config)), flat(dataclasses.asdict(default))
-    found = [
+    found = []
+    if pose_format not in (start.pose_format, "rotation_columns"):
+        found.append(f"pose_format: expected {start.pose_format!r}; got {pose_format!r}")
+    found += [
         f"transformer.{name}: expected {value!r}; got {given[name]!r}"
         for name, value in wanted.items()
         if given[name] not in (value, usual[name])
     ]
     if found:
         raise ValueError(
-            "start: the start model's network and history noise are kept, but other ones were given:\n  "
+            "start: the start model's network, history noise and pose format are kept, but other ones were given:\n  "
             + "\n  ".join(found)
             + "\nLeave these settings out, or train from the beginning without --start."
         )
