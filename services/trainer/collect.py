@@ -7,15 +7,19 @@ The records are what rewards and world models learn from: policy rollouts hold t
 
 from __future__ import annotations
 
+import dataclasses
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from services.trainer.rollout import EpisodePlan, EpisodeRecord, RewardSource, collect_rollout, plan_episodes
+from services.trainer.plans import EpisodePlan, plan_episodes, unique_run_name
+from services.trainer.rollout import EpisodeFailure, EpisodeRecord, RewardSource, collect_rollout
+from services.trainer.run_facts import check_policy_interface, contract_fingerprints, policy_facts, write_run
 from worldserve.contract import Contract
-from worldserve.episodes import Episode, EpisodeReader, EpisodeWriter, InitialStateSet, refuse_for_training
+from worldserve.episodes import Episode, EpisodeInfo, EpisodeReader, EpisodeWriter, InitialStateSet, refuse_for_training
 
 SUMMARY = "Record rollouts of a policy in a simulator or a world model."
 
@@ -55,13 +59,40 @@ class CollectConfig:
             )
 
 
-def to_episode(record: EpisodeRecord, contract: Contract, policy_name: str, policy_sha256: str) -> Episode:
-    """A finished rollout as the store keeps it."""
+@dataclass(frozen=True)
+class Origin:
+    """What every episode of one data set has in common: who acted, how, and in what."""
+
+    policy_name: str
+    policy_sha256: str
+    contract: Contract
+    mode: str
+    noise_level: float | None
+    """Flow-SDE noise level; None with mode "mean", which adds none."""
+    seed: int
+
+    def metadata(self) -> dict[str, Any]:
+        """What an episode has no field of its own for."""
+        return {"mode": self.mode, "noise_level": self.noise_level, "run_seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What a collection did: episodes added, in the data set now, successes among those, and what failed."""
+
+    added: int
+    total: int
+    successes: int
+    failures: tuple[EpisodeFailure, ...] = ()
+
+
+def to_episode(record: EpisodeRecord, episode_id: str, origin: Origin) -> Episode:
+    """A finished rollout as the store keeps it, under its name in the data set."""
     import numpy as np
 
     last = record.replies[-1]
     return Episode(
-        episode_id=record.plan.episode_id,
+        episode_id=episode_id,
         initial_state_id=record.plan.initial_state_id,
         seed=record.plan.environment_seed,
         instruction=record.instruction,
@@ -75,71 +106,130 @@ def to_episode(record: EpisodeRecord, contract: Contract, policy_name: str, poli
         terminated=last.terminated,
         truncated=last.truncated,
         clipped_count=sum(reply.clipped_count for reply in record.replies),
-        policy_name=policy_name,
-        policy_sha256=policy_sha256,
-        contract=contract,
-        metadata={"success_after_chunk": [reply.success for reply in record.replies]},
+        policy_name=origin.policy_name,
+        policy_sha256=origin.policy_sha256,
+        contract=origin.contract,
+        metadata={"success_after_chunk": [reply.success for reply in record.replies], **origin.metadata()},
         frame_source=record.frames,
     )
 
 
-def missing_plans(config: CollectConfig, ids: Sequence[str]) -> list[EpisodePlan]:
-    """The episodes that the data set does not hold yet; each is defined by its number alone."""
+def planned_episodes(config: CollectConfig, ids: Sequence[str]) -> list[EpisodePlan]:
+    """Every episode of the data set, under its name there; each is defined by its number alone."""
     states = [ids[(config.first_state + index) % len(ids)] for index in range(config.episodes)]
-    plans = plan_episodes(states, config.seed, 0, f"{config.out.name}-{config.mode}-{config.seed}")
-    if not (config.out / "meta" / "info.json").exists():
-        return plans
-    there = {info.episode_id for info in EpisodeReader(config.out).infos}
-    return [plan for plan in plans if plan.episode_id not in there]
+    return plan_episodes(states, config.seed, 0, f"{config.out.name}-{config.mode}-{config.seed}")
 
 
-def run(config: CollectConfig) -> tuple[int, int, int]:
-    """Collects what is missing; returns how many were added, how many there are, and how many succeeded."""
-    import dataclasses
+def recorded(directory: Path) -> list[EpisodeInfo]:
+    """What the data set holds; nothing where there is none yet."""
+    return list(EpisodeReader(directory).infos) if (directory / "meta" / "info.json").exists() else []
 
+
+def missing_plans(config: CollectConfig, ids: Sequence[str]) -> list[EpisodePlan]:
+    """The episodes that the data set does not hold yet."""
+    there = {info.episode_id for info in recorded(config.out)}
+    return [plan for plan in planned_episodes(config, ids) if plan.episode_id not in there]
+
+
+def refuse_other_origin(infos: Sequence[EpisodeInfo], plans: Sequence[EpisodePlan], origin: Origin, out: Path) -> None:
+    """Raises ValueError where the data set holds an episode that this collection would not have made."""
+    fingerprints = contract_fingerprints(origin.contract)
+    asked = {
+        "policy_sha256": origin.policy_sha256,
+        "interface_fingerprint": fingerprints["interface"],
+        "provenance_fingerprint": fingerprints["provenance"],
+        **origin.metadata(),
+    }
+    states = {plan.episode_id: plan.initial_state_id for plan in plans}
+    for info in infos:
+        expected = {**asked, "initial_state_id": states.get(info.episode_id, info.initial_state_id)}
+        facts = {**info.metadata, **vars(info)}
+        differing = [name for name in expected if name not in facts or facts[name] != expected[name]]
+        if differing:
+            listed = "; ".join(
+                f"{name}: expected {facts.get(name, 'not recorded')!r}, got {expected[name]!r}" for name in differing
+            )
+            raise ValueError(
+                f"out: {out} holds episodes collected otherwise (such as {info.episode_id}: {listed}). Give what they "
+                "were collected with, or another --out; readers take several data sets together."
+            )
+
+
+def run(config: CollectConfig) -> Collection:
+    """Collects what is missing."""
     import torch
     from rich.progress import Progress
 
-    from services.trainer.policies import load_policy
+    from services.trainer.policies import find_policy, load_policy
     from worldserve.client import EnvironmentClient
-    from worldserve.files import file_sha256
 
     torch.set_num_threads(config.threads)
-    ids = InitialStateSet.load(config.initial_states).ids
-    refuse_for_training(ids)
-    policy = load_policy(config.policy)
+    states = InitialStateSet.load(config.initial_states)
+    refuse_for_training(states.ids)
+    source = find_policy(config.policy)
+    policy, about_policy = load_policy(source), policy_facts(source)
     if config.noise_level is not None:
-        policy.config = dataclasses.replace(policy.config, noise_level=config.noise_level)
-    digest = file_sha256(config.policy / "model.safetensors")
-    plans = missing_plans(config, ids)
+        policy.config = policy.config.replace(noise_level=config.noise_level)
+    noise_level = policy.config.noise_level if config.mode == "sample" else None
+    about_states = {"path": str(config.initial_states), "sha256": states.sha256}
+    plans, digest = planned_episodes(config, states.ids), about_policy["model_sha256"]
+    added, failures = 0, list[EpisodeFailure]()
     with EnvironmentClient(config.target) as client, EpisodeWriter(config.out) as writer, Progress() as bar:
         contract = client.get_contract()
-        knows_truth = contract.provenance.kind == "simulator"
-        source: RewardSource = "success" if knows_truth else "verdict"
-        task = bar.add_task("episodes", total=len(plans))
+        check_policy_interface(policy, config.policy, contract, config.target)
+        origin = Origin(config.policy.name, digest, contract, config.mode, noise_level, config.seed)
+        refuse_other_origin(recorded(config.out), plans, origin, config.out)
+        inputs = {"policy": about_policy, "initial_states": about_states}
+        write_run(config.out, "worldserve collect", config.target, contract, inputs)
+        missing = [plan for plan in plans if plan.episode_id not in writer]
+        task = bar.add_task("episodes", total=len(missing))
 
         def keep(record: EpisodeRecord) -> None:
-            writer.append(to_episode(record, contract, config.policy.name, digest))
+            nonlocal added
+            writer.append(to_episode(record, plans[record.plan.index].episode_id, origin))
+            added += 1
             bar.advance(task)
 
-        for first in range(0, len(plans), config.batch):
-            part = plans[first : first + config.batch]
-            collect_rollout(
-                client, policy, [], config.seed, source, config.mode, config.batch, plans=part, on_episode=keep
+        reward: RewardSource = "success" if contract.provenance.kind == "simulator" else "verdict"
+        for part in wire_plans(missing, config.batch):
+            rollout = collect_rollout(
+                client, policy, [], config.seed, reward, config.mode, config.batch, plans=part, on_episode=keep
             )
-    infos = EpisodeReader(config.out).infos
-    return len(plans), len(infos), sum(bool(info.success) for info in infos)
+            failures += rollout.failures
+    infos = recorded(config.out)
+    return Collection(added, len(infos), sum(bool(info.success) for info in infos), tuple(failures))
+
+
+def wire_plans(plans: Sequence[EpisodePlan], batch: int) -> Iterator[list[EpisodePlan]]:
+    """The plans in batches, under ids that are this run's alone: a killed run may have left ours open on the server.
+
+    Noise and seeds come from a plan's entropy, so they stay what they were.
+    """
+    name = unique_run_name("collect")
+    renamed = [dataclasses.replace(plan, episode_id=f"{name}/{plan.index}") for plan in plans]
+    for first in range(0, len(renamed), batch):
+        yield renamed[first : first + batch]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`worldserve collect`."""
+    """`worldserve collect`: exit status 1 when an episode failed, 130 when it was interrupted."""
     from services.trainer.recipes import parse_command
 
     config = parse_command(CollectConfig, argv, "worldserve collect", __doc__ or SUMMARY)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same orderly end as Ctrl-C
     try:
-        added, total, successes = run(config)
+        done = run(config)
+    except KeyboardInterrupt:
+        there = len(recorded(config.out))
+        print(f"interrupted; {config.out} holds {there} episodes, the same command goes on from there", file=sys.stderr)
+        return 130
     except (ValueError, OSError, RuntimeError) as error:
         print(f"worldserve collect: {error}", file=sys.stderr)
         return 1
-    print(f"{config.out}: {added} episodes added, {total} in all, {successes} successes")
-    return 0
+    print(f"{config.out}: {done.added} episodes added, {done.total} in all, {done.successes} successes")
+    for failure in done.failures:
+        print(f"worldserve collect: {failure.plan.initial_state_id} failed: {failure.error}", file=sys.stderr)
+    if done.failures:
+        count = f"{len(done.failures)} episodes failed and are not recorded"
+        print(f"worldserve collect: {count}; the same command runs them again", file=sys.stderr)
+    return int(bool(done.failures))

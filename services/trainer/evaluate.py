@@ -24,11 +24,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from services.trainer.policies import load_policy
+from services.trainer.plans import EpisodePlan, unique_run_name
+from services.trainer.policies import find_policy, load_policy
 from services.trainer.recipes import parse_command
-from services.trainer.rollout import Client, EpisodePlan, Policy, Rollout, collect_rollout, unique_run_name
+from services.trainer.rollout import Client, Policy, Rollout, collect_rollout
+from services.trainer.run_facts import check_policy_interface, contract_fingerprints, policy_facts, write_run
 from services.trainer.run_record import append_jsonl, read_json, read_jsonl, write_json
 from services.trainer.statistics import Interval, cluster_interval, paired_bootstrap, variance_shares
+from worldserve.contract import Contract
 from worldserve.files import file_sha256
 
 SUMMARY = "Success of a policy on sealed initial states, paired with a reference."
@@ -102,7 +105,7 @@ def evaluate_policy(
     `settings` name everything the results depend on; they need evaluation_seeds, mode, batch and policy_batch. Raises
     ValueError when `directory` holds results of other settings, RuntimeError when episodes could not be finished.
     """
-    _claim(directory, settings)
+    claim_directory(directory, settings)
     path = directory / "episodes.jsonl"
     done = {(row["initial_state_id"], row["evaluation_seed"]): row for row in read_jsonl(path)}
     plans = evaluation_plans(state_ids, settings["evaluation_seeds"], unique_run_name("evaluate"))
@@ -125,7 +128,8 @@ def evaluate_policy(
     return [done[plan.initial_state_id, plan.entropy[0]] for plan in plans]
 
 
-def _claim(directory: Path, settings: Mapping[str, Any]) -> None:
+def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Note the settings in `directory`, or raise ValueError where it holds results of other ones."""
     path = directory / "evaluation.json"
     if not path.exists():
         write_json(path, settings)
@@ -136,9 +140,10 @@ def _claim(directory: Path, settings: Mapping[str, Any]) -> None:
     differing = sorted(n for n in set(found) | set(asked) if n not in free and found.get(n) != asked.get(n))
     if differing:
         name = differing[0]
+        expected = repr(found[name]) if name in found else "nothing, it was made before that was recorded"
         raise ValueError(
             f"out: {directory} holds an evaluation with other settings ({', '.join(differing)}): {name}: expected "
-            f"{found.get(name)!r}; got {asked.get(name)!r}. Choose another --out, or --fresh to throw it away."
+            f"{expected}; got {asked.get(name)!r}. Choose another --out, or --fresh to throw it away."
         )
 
 
@@ -207,11 +212,11 @@ def summarise(
     return result
 
 
-def policy_settings(directory: Path, config: EvaluateConfig, states_sha256: str) -> dict[str, Any]:
-    """Everything an evaluation's results depend on."""
+def policy_settings(directory: Path, config: EvaluateConfig, states_sha256: str, contract: Contract) -> dict[str, Any]:
+    """Everything an evaluation's results depend on: policy, states, seeds, and which very server judged."""
     return {
         "policy": str(directory),
-        "policy_sha256": file_sha256(directory / "model.safetensors"),
+        "policy_sha256": file_sha256(find_policy(directory) / "model.safetensors"),
         "initial_states": str(config.initial_states),
         "initial_states_sha256": states_sha256,
         "max_states": config.max_states,
@@ -219,6 +224,7 @@ def policy_settings(directory: Path, config: EvaluateConfig, states_sha256: str)
         "mode": config.mode,
         "batch": config.batch,
         "policy_batch": config.policy_batch,
+        **contract_fingerprints(contract),
     }
 
 
@@ -241,7 +247,6 @@ def run(config: EvaluateConfig) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from worldserve.client import EnvironmentClient
-    from worldserve.contract import fingerprint
     from worldserve.episodes import InitialStateSet
 
     torch.set_num_threads(config.threads)
@@ -250,22 +255,29 @@ def run(config: EvaluateConfig) -> int:
         shutil.rmtree(config.out, ignore_errors=True)
     states = InitialStateSet.load(config.initial_states)
     ids = states.ids[: config.max_states]
+    about_states = {"path": str(config.initial_states), "sha256": states.sha256}
     started, cpu = time.perf_counter(), time.process_time()
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with EnvironmentClient(config.target) as client, Progress(*columns, console=Console(stderr=True)) as bars:
-        interface = fingerprint(client.get_contract().interface)
+        contract = client.get_contract()
 
         def evaluate(directory: Path, out: Path, name: str) -> list[dict[str, Any]]:
-            settings = policy_settings(directory, config, states.sha256) | {"interface": interface}
+            source = find_policy(directory)
+            policy = load_policy(source)
+            check_policy_interface(policy, directory, contract, config.target)
+            settings = policy_settings(directory, config, states.sha256, contract)
+            claim_directory(out, settings)
+            inputs = {"policy": policy_facts(source), "initial_states": about_states}
+            write_run(out, "worldserve evaluate", config.target, contract, inputs)
             task = bars.add_task(name, total=None)
 
             def progress(done: int, total: int) -> None:
                 bars.update(task, advance=done, total=total or None)
 
-            return evaluate_policy(client, load_policy(directory), ids, settings, out, progress)
+            return evaluate_policy(client, policy, ids, settings, out, progress)
 
         rows = evaluate(config.policy, config.out, "policy")
-        reference = _reference_rows(config, evaluate)
+        reference = _reference_rows(config, ids, evaluate)
     result = summarise(rows, reference, config.confidence, config.bootstrap_seed) | {
         "settings": dataclasses.asdict(config),
         "trainer_cpu_s": time.process_time() - cpu,
@@ -277,22 +289,42 @@ def run(config: EvaluateConfig) -> int:
 
 
 def _reference_rows(
-    config: EvaluateConfig, evaluate: Callable[[Path, Path, str], list[dict[str, Any]]]
+    config: EvaluateConfig, ids: Sequence[str], evaluate: Callable[[Path, Path, str], list[dict[str, Any]]]
 ) -> list[dict[str, Any]] | None:
     if config.reference is None:
         return None
     if (config.reference / "episodes.jsonl").exists() and (config.reference / "evaluation.json").exists():
         found, own = read_json(config.reference / "evaluation.json"), read_json(config.out / "evaluation.json")
-        for name in ("initial_states_sha256", "max_states", "evaluation_seeds", "mode", "interface"):
-            if found.get(name) != own.get(name):
-                raise ValueError(
-                    f"reference: expected an evaluation with {name} = {own.get(name)!r}; got {found.get(name)!r} in "
-                    f"{config.reference}"
-                )
-        return read_jsonl(config.reference / "episodes.jsonl")
-    if (config.reference / "model.safetensors").exists():
+        return reference_rows(config.reference, found, own, ids)
+    if (find_policy(config.reference) / "model.safetensors").exists():
         return evaluate(config.reference, config.out / "reference", "reference")
     raise FileNotFoundError(f"reference: expected the directory of an evaluation or a policy; got {config.reference}")
+
+
+def reference_rows(
+    directory: Path, found: Mapping[str, Any], own: Mapping[str, Any], ids: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The rows of an evaluation with settings `found`, to pair with one with settings `own` on the states `ids`.
+
+    Raises ValueError where it was another target, other states or seeds, or where an episode is missing.
+    """
+    for name in ("initial_states_sha256", "max_states", "evaluation_seeds", "mode", "interface", "provenance"):
+        if found.get(name) != own.get(name):
+            got = repr(found[name]) if name in found else "nothing, it was made before that was recorded"
+            raise ValueError(
+                f"reference: expected an evaluation with {name} = {own.get(name)!r}; got {got} in {directory}. "
+                "Give the reference policy's directory instead, and it is evaluated here as well."
+            )
+    rows = {(row["initial_state_id"], row["evaluation_seed"]): row for row in read_jsonl(directory / "episodes.jsonl")}
+    wanted = [(state, seed) for seed in own["evaluation_seeds"] for state in ids]
+    missing = [pair for pair in wanted if pair not in rows]
+    if missing:
+        raise ValueError(
+            f"reference: expected an episode for each of {len(wanted)} states and seeds in {directory}; "
+            f"{len(missing)} are missing, the first: state {missing[0][0]}, seed {missing[0][1]}. Run the reference's "
+            "evaluation again: it goes on where it stopped."
+        )
+    return [rows[pair] for pair in wanted]
 
 
 def _show(result: Mapping[str, Any]) -> None:

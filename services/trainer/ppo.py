@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.trainer.plans import unique_run_name
 from services.trainer.policies import FlowPolicy, PolicyEvaluation, Prefix, load_policy, save_policy
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.ppo_metrics import (
@@ -32,7 +33,7 @@ from services.trainer.ppo_metrics import (
     summary,
     value_metrics,
 )
-from services.trainer.rollout import Client, Rollout, collect_rollout, make_observation, unique_run_name
+from services.trainer.rollout import Client, Rollout, collect_rollout, make_observation
 from services.trainer.run_record import RunRecord
 
 LOGGER = logging.getLogger("worldserve.trainer")

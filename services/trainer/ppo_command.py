@@ -6,15 +6,17 @@ import dataclasses
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from services.trainer.policies import load_policy
+from services.trainer.policies import find_policy, load_policy
 from services.trainer.ppo import train
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.recipes import parse_command
+from services.trainer.run_facts import check_policy_interface, contract_fingerprints, policy_facts, write_run
 from services.trainer.run_record import RunRecord
 
 SUMMARY = "Improve a policy by PPO in a simulator or a world model."
@@ -44,27 +46,37 @@ def run(config: PPOConfig) -> int:
     from rich.console import Console
 
     from worldserve.client import EnvironmentClient
-    from worldserve.contract import fingerprint
     from worldserve.episodes import InitialStateSet, refuse_for_training
 
     console = Console(stderr=True)
     torch.set_num_threads(config.threads)
     states = InitialStateSet.load(config.initial_states)
     refuse_for_training(states.ids)
-    policy = load_policy(config.policy)
-    record = RunRecord(config.out, dataclasses.asdict(config), config.resume, MAY_CHANGE)
+    source = find_policy(config.policy)
+    policy = load_policy(source)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    card = {"command": "worldserve ppo", "started_from": str(config.policy), "config": _jsonable(config)}
+    card: dict[str, Any] = {
+        "command": "worldserve ppo",
+        "started_from": str(config.policy),
+        "config": _jsonable(config),
+    }
+    inputs = {
+        "policy": policy_facts(source),
+        "initial_states": {"path": str(config.initial_states), "sha256": states.sha256},
+    }
     try:
-        with EnvironmentClient(config.target) as client, _Progress(console) as progress:
+        with EnvironmentClient(config.target) as client, ExitStack() as stack:
             contract = client.get_contract()
-            card["interface"], card["provenance"] = fingerprint(contract.interface), fingerprint(contract.provenance)
+            check_policy_interface(policy, config.policy, contract, config.target)
+            record = RunRecord(config.out, dataclasses.asdict(config), config.resume, MAY_CHANGE)
+            stack.callback(record.close)
+            write_run(config.out, "worldserve ppo", config.target, contract, inputs)
+            card |= contract_fingerprints(contract)
+            progress = stack.enter_context(_Progress(console))
             train(client, policy, states.ids, config, record, progress, card)
     except KeyboardInterrupt:
         console.print(f"interrupted; the newest checkpoint is whole: go on with --out {config.out} --resume")
         return 130
-    finally:
-        record.close()
     console.print(f"policy: {config.out / 'policy'}   metrics: {config.out / 'metrics.jsonl'}")
     return 0
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.trainer.evaluate import evaluation_plans
-from services.trainer.rollout import Client, EpisodePlan, EpisodeRecord, Policy, collect_rollout, unique_run_name
+from services.trainer.plans import EpisodePlan, unique_run_name
+from services.trainer.rollout import Client, EpisodeRecord, Policy, collect_rollout
 from services.trainer.run_record import read_json, write_json
 from worldserve.episodes import write_mp4
 from worldserve.messages import FrameSelection, ItemError, ItemFailedError, ResetItem, StepItem, StepReply, Verdict

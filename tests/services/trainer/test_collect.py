@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from services.trainer.collect import CollectConfig, missing_plans, run
+from services.trainer import collect
+from services.trainer.collect import CollectConfig, main, missing_plans, run
 from services.trainer.policies import FlowPolicy, flow_mini, save_policy
-from tests.worldserve.serving.conftest import KNOWN_STATE, StubBackend, frame
-from worldserve.episodes import EpisodeReader, SealedStateError
+from tests.worldserve.serving.conftest import KNOWN_STATE, StubBackend, chunk, frame
+from worldserve.client import EnvironmentClient
+from worldserve.contract import adjust_bottle
+from worldserve.episodes import EpisodeReader, InitialStateSet, SealedStateError
+from worldserve.messages import BackendChunk, BackendStep, ItemError, ResetItem, StepItem
 from worldserve.serving import RunningServer, ServerSettings, start_environment_server
 
 ROOT = Path(__file__).parents[3]
@@ -38,7 +43,8 @@ def config(server: RunningServer, directory: Path, **changes: object) -> Collect
 
 def test_an_episode_is_recorded_whole_and_only_once(server: RunningServer, tmp_path: Path) -> None:
     settings = config(server, tmp_path)
-    assert run(settings)[:2] == (1, 1)
+    done = run(settings)
+    assert (done.added, done.total, done.failures) == (1, 1, ())
     [episode] = EpisodeReader(settings.out)
     assert episode.initial_state_id == KNOWN_STATE
     assert (episode.end_reason, episode.terminated, episode.truncated) == ("limit", True, False)
@@ -48,8 +54,11 @@ def test_an_episode_is_recorded_whole_and_only_once(server: RunningServer, tmp_p
     assert episode.proprioception.shape == (201, 14)
     np.testing.assert_array_equal(episode.proprioception[1:], episode.executed_actions)
     assert episode.requested_actions.shape == (200, 14)
+    assert episode.metadata["mode"] == "sample"
+    assert episode.metadata["noise_level"] == flow_mini().noise_level
     assert episode.contract is not None and episode.contract.provenance.backend == "stub"
-    assert run(settings)[:2] == (0, 1)
+    done = run(settings)
+    assert (done.added, done.total) == (0, 1)
     assert missing_plans(settings, [KNOWN_STATE]) == []
 
 
@@ -62,3 +71,111 @@ def test_sealed_test_states_are_refused(server: RunningServer, tmp_path: Path) -
 def test_settings_that_collect_nothing_are_refused(changes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected at least 1"):
         CollectConfig(**changes)  # type: ignore[arg-type]
+
+
+def arguments(settings: CollectConfig) -> list[str]:
+    """The same on the command line."""
+    fields = ("policy", "out", "target", "episodes", "initial_states", "batch")
+    return [part for name in fields for part in (f"--{name.replace('_', '-')}", str(getattr(settings, name)))]
+
+
+def one_state(directory: Path) -> Path:
+    """A set of the one state that the stub knows."""
+    states = InitialStateSet.load(ROOT / "initial_states" / "train")
+    InitialStateSet(states.states[:1]).save(directory / "states")
+    return directory / "states"
+
+
+def test_episodes_that_a_killed_run_left_open_are_not_met(server: RunningServer, tmp_path: Path) -> None:
+    """They have the names this collection gave them; the data set keeps those, and the seeds they always had."""
+    settings = config(server, tmp_path)
+    with EnvironmentClient(server.address, timeout_s=20) as killed:
+        killed.reset([ResetItem("rollouts-sample-0/0/0", KNOWN_STATE, 5)])
+        killed.step([StepItem("rollouts-sample-0/0/0", 0, chunk())])
+        assert run(settings).added == 1
+    [episode] = EpisodeReader(settings.out)
+    assert (episode.episode_id, episode.seed) == ("rollouts-sample-0/0/0", 2440950710608614359)
+
+
+def test_two_collections_of_one_name_share_a_server(server: RunningServer, tmp_path: Path) -> None:
+    ids = [list(collect.wire_plans(missing_plans(config(server, tmp_path), [KNOWN_STATE]), 4)) for _ in range(2)]
+    assert ids[0][0][0].episode_id != ids[1][0][0].episode_id
+    assert ids[0][0][0].entropy == ids[1][0][0].entropy == (0, 0, 0)
+
+
+AWAY = ItemError("UNAVAILABLE", "REWARD_UNAVAILABLE", "reward", "an answer", "none", "wait")
+
+
+class Flaky(StubBackend):
+    """Cannot run the second episode of a collection."""
+
+    broken_now = True
+
+    def step(self, items: Sequence[BackendStep]) -> list[BackendChunk | ItemError]:
+        done = super().step(items)
+        return [
+            AWAY if self.broken_now and item.episode_id.endswith("/1") else outcome
+            for item, outcome in zip(items, done, strict=True)
+        ]
+
+
+def test_failed_episodes_are_counted_named_and_run_again_by_the_same_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.trainer.rollout.time.sleep", lambda seconds: None)
+    backend = Flaky()
+    running = start_environment_server(backend, None, ServerSettings())
+    try:
+        settings = config(running, tmp_path, episodes=2, initial_states=one_state(tmp_path))
+        assert main(arguments(settings)) == 1
+        said = capsys.readouterr()
+        assert "1 episodes added, 1 in all" in said.out
+        assert f"{KNOWN_STATE} failed: " in said.err
+        assert "1 episodes failed and are not recorded; the same command runs them again" in said.err
+        backend.broken_now = False
+        assert main(arguments(settings)) == 0
+        assert "1 episodes added, 2 in all" in capsys.readouterr().out
+    finally:
+        running.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"mode": "mean"}, "mode: expected 'sample', got 'mean'"),
+        ({"noise_level": 0.7}, "noise_level: expected 0.3, got 0.7"),
+        ({"seed": 1}, "run_seed: expected 0, got 1"),
+        ({"first_state": 1, "episodes": 2}, "initial_state_id: expected"),
+        ({"policy": "other"}, "policy_sha256: expected"),
+        ({"target": "other"}, "provenance_fingerprint: expected"),
+    ],
+)
+def test_episodes_of_another_origin_are_not_mixed_in(
+    server: RunningServer, tmp_path: Path, changes: dict[str, object], name: str
+) -> None:
+    settings = config(server, tmp_path)
+    run(settings)
+    other = start_environment_server(
+        StubBackend(contract=adjust_bottle("simulator", "stub", {"renderer": "another"})), None, ServerSettings()
+    )
+    try:
+        if "policy" in changes:
+            changes = {"policy": save_policy(FlowPolicy(flow_mini(), 1), tmp_path / "other", {})}
+        if "target" in changes:
+            changes = {"target": other.address}
+        with pytest.raises(ValueError, match=name):
+            run(dataclasses.replace(settings, **{"episodes": 2, **changes}))  # type: ignore[arg-type]
+    finally:
+        other.stop(0)
+    assert len(EpisodeReader(settings.out)) == 1
+
+
+def test_an_interrupted_collection_says_how_to_go_on(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(collect, "collect_rollout", interrupted)
+    assert main(arguments(config(server, tmp_path))) == 130
+    assert "holds 0 episodes, the same command goes on" in capsys.readouterr().err

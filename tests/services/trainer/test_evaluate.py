@@ -7,8 +7,20 @@ from typing import Any
 
 import pytest
 
-from services.trainer.evaluate import EvaluateConfig, evaluate_policy, evaluation_plans, outcomes_by_state, summarise
-from services.trainer.run_record import read_jsonl
+from services.trainer.evaluate import (
+    EvaluateConfig,
+    evaluate_policy,
+    evaluation_plans,
+    outcomes_by_state,
+    reference_rows,
+    run,
+    summarise,
+)
+from services.trainer.policies import FlowPolicy, flow_mini, save_policy
+from services.trainer.run_record import read_json, read_jsonl
+from tests.worldserve.serving.conftest import StubBackend
+from worldserve.contract import adjust_bottle, fingerprint
+from worldserve.serving import ServerSettings, start_environment_server
 
 STATES = [f"task/test/{n}" for n in range(5)]
 SETTINGS = {"evaluation_seeds": (0, 1), "mode": "mean", "batch": 3, "policy_batch": 4, "policy_sha256": "a"}
@@ -87,3 +99,62 @@ def test_a_judge_that_is_silent_once_does_not_judge() -> None:
 def test_repeated_evaluation_seeds_are_refused() -> None:
     with pytest.raises(ValueError, match="distinct seeds"):
         EvaluateConfig(evaluation_seeds=(1, 1))
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_an_evaluation_goes_on_against_the_same_server_only(tmp_path: Path) -> None:
+    """One interface, two provenances: the second target may judge otherwise, or not know the truth at all."""
+    contracts = [adjust_bottle("simulator", "stub", {}), adjust_bottle("world_model", "stub", {})]
+    servers = [start_environment_server(StubBackend(contract=c), None, ServerSettings()) for c in contracts]
+    save_policy(FlowPolicy(flow_mini(), 0), tmp_path / "policy", {})
+
+    def evaluate(number: int, out: str, reference: str | None = None) -> int:
+        return run(
+            EvaluateConfig(
+                target=servers[number].address,
+                policy=tmp_path / "policy",
+                out=tmp_path / out,
+                reference=tmp_path / reference if reference else None,
+                initial_states=ROOT / "initial_states" / "train",
+                max_states=1,
+                evaluation_seeds=(0,),
+                policy_batch=1,
+            )
+        )
+
+    try:
+        assert evaluate(0, "a") == 0
+        noted = read_json(tmp_path / "a" / "evaluation.json")
+        assert noted["interface"] == fingerprint(contracts[0].interface)
+        assert noted["provenance"] == fingerprint(contracts[0].provenance)
+        with pytest.raises(ValueError, match=r"other settings .*provenance: expected"):
+            evaluate(1, "a")
+        assert evaluate(0, "b", reference="a") == 0
+        assert read_json(tmp_path / "b" / "result.json")["success_gain"]["value"] == 0.0
+        with pytest.raises(ValueError, match="reference: expected an evaluation with provenance"):
+            evaluate(1, "c", reference="a")
+        (tmp_path / "a" / "episodes.jsonl").write_text("")
+        with pytest.raises(ValueError, match=r"1 are missing, the first: state adjust_bottle/train/0000, seed 0\. Run"):
+            evaluate(0, "d", reference="a")
+    finally:
+        for server in servers:
+            server.stop(0)
+
+
+def test_a_reference_is_whole_and_of_the_same_target(bandit: Any, tiny_policy: Any, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "initial_states_sha256": "s", "max_states": None, "interface": "i", "provenance": "p"}
+    rows = evaluate_policy(bandit(), tiny_policy(), STATES, settings, tmp_path)
+    found = read_json(tmp_path / "evaluation.json")
+    assert reference_rows(tmp_path, found, found, STATES) == rows
+    for name in ("interface", "provenance", "mode"):
+        with pytest.raises(ValueError, match=f"with {name} = 'other'; got"):
+            reference_rows(tmp_path, found, {**found, name: "other"}, STATES)
+    earlier = {name: value for name, value in found.items() if name != "provenance"}
+    with pytest.raises(ValueError, match="got nothing, it was made before that was recorded"):
+        reference_rows(tmp_path, earlier, found, STATES)
+    lines = (tmp_path / "episodes.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "episodes.jsonl").write_text("".join(lines[:-2]))
+    with pytest.raises(ValueError, match=r"expected an episode for each of 10 states and seeds .*; 2 are missing"):
+        reference_rows(tmp_path, found, found, STATES)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from services.trainer import rollout as module
-from services.trainer.rollout import EpisodeRecord, RolloutError, collect_rollout, plan_episodes
+from services.trainer.plans import plan_episodes
+from services.trainer.rollout import EpisodeRecord, RolloutError, collect_rollout
 from worldserve.messages import ItemFailedError
 
 STATES = [f"task/train/{n}" for n in range(7)]
