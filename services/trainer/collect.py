@@ -11,15 +11,23 @@ import dataclasses
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from services.trainer.plans import EpisodePlan, plan_episodes, unique_run_name
-from services.trainer.rollout import EpisodeFailure, EpisodeRecord, RewardSource, collect_rollout
-from services.trainer.run_facts import check_policy_interface, contract_fingerprints, policy_facts, write_run
+from services.trainer.rollout import EpisodeFailure, EpisodeRecord, RewardSource, brief, collect_rollout
+from services.trainer.run_facts import (
+    check_policy_interface,
+    contract_fingerprints,
+    judge_of,
+    policy_facts,
+    write_run,
+)
 from worldserve.contract import Contract
 from worldserve.episodes import Episode, EpisodeInfo, EpisodeReader, EpisodeWriter, InitialStateSet, refuse_for_training
+from worldserve.messages import ItemFailedError
 
 SUMMARY = "Record rollouts of a policy in a simulator or a world model."
 
@@ -78,12 +86,25 @@ class Origin:
 
 @dataclass(frozen=True)
 class Collection:
-    """What a collection did: episodes added, in the data set now, successes among those, and what failed."""
+    """What a collection did: episodes added, those in the data set now, and what failed."""
 
     added: int
-    total: int
-    successes: int
+    infos: Sequence[EpisodeInfo]
     failures: tuple[EpisodeFailure, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Episodes in the data set now."""
+        return len(self.infos)
+
+    @property
+    def outcome(self) -> str:
+        """For the terminal: true successes where the target knows them, or else verdicts of success."""
+        success = [info.success for info in self.infos if info.success is not None]
+        verdict = [info.verdict.success for info in self.infos if info.verdict is not None]
+        if success:
+            return f"{sum(success)} successes"
+        return f"{sum(verdict)} verdicts of success" if verdict else "none judged"
 
 
 def to_episode(record: EpisodeRecord, episode_id: str, origin: Origin) -> Episode:
@@ -115,9 +136,15 @@ def to_episode(record: EpisodeRecord, episode_id: str, origin: Origin) -> Episod
 
 
 def planned_episodes(config: CollectConfig, ids: Sequence[str]) -> list[EpisodePlan]:
-    """Every episode of the data set, under its name there; each is defined by its number alone."""
+    """Every episode of the data set, under its name there; each is defined by its number alone.
+
+    Names begin with the directory's name when the first episode was recorded, so that data sets can be read together;
+    a data set that was renamed since keeps them.
+    """
     states = [ids[(config.first_state + index) % len(ids)] for index in range(config.episodes)]
-    return plan_episodes(states, config.seed, 0, f"{config.out.name}-{config.mode}-{config.seed}")
+    found = recorded(config.out)
+    name = found[0].episode_id.rsplit("/", 2)[0] if found else f"{config.out.name}-{config.mode}-{config.seed}"
+    return plan_episodes(states, config.seed, 0, name)
 
 
 def recorded(directory: Path) -> list[EpisodeInfo]:
@@ -141,6 +168,7 @@ def refuse_other_origin(infos: Sequence[EpisodeInfo], plans: Sequence[EpisodePla
         **origin.metadata(),
     }
     states = {plan.episode_id: plan.initial_state_id for plan in plans}
+    run_name = plans[0].episode_id.rsplit("/", 2)[0]
     for info in infos:
         expected = {**asked, "initial_state_id": states.get(info.episode_id, info.initial_state_id)}
         facts = {**info.metadata, **vars(info)}
@@ -152,6 +180,12 @@ def refuse_other_origin(infos: Sequence[EpisodeInfo], plans: Sequence[EpisodePla
             raise ValueError(
                 f"out: {out} holds episodes collected otherwise (such as {info.episode_id}: {listed}). Give what they "
                 "were collected with, or another --out; readers take several data sets together."
+            )
+        name, _, number = info.episode_id.rpartition("/")
+        if name != f"{run_name}/0" or not number.isdecimal():
+            raise ValueError(
+                f"out: expected episodes {run_name}/0/0, {run_name}/0/1, ... in {out}; got {info.episode_id!r}, which "
+                "this collection would not have made. Give another --out; readers take several data sets together."
             )
 
 
@@ -172,11 +206,21 @@ def run(config: CollectConfig) -> Collection:
         policy.config = policy.config.replace(noise_level=config.noise_level)
     noise_level = policy.config.noise_level if config.mode == "sample" else None
     about_states = {"path": str(config.initial_states), "sha256": states.sha256}
-    plans, digest = planned_episodes(config, states.ids), about_policy["model_sha256"]
+    digest = about_policy["model_sha256"]
     added, failures = 0, list[EpisodeFailure]()
-    with EnvironmentClient(config.target) as client, EpisodeWriter(config.out) as writer, Progress() as bar:
+    with EnvironmentClient(config.target) as client, ExitStack() as stack:
         contract = client.get_contract()
         check_policy_interface(policy, config.policy, contract, config.target)
+        unjudged = contract.provenance.kind == "world_model" and judge_of(contract) == "none"
+        if unjudged:
+            print(
+                f"worldserve collect: {config.target} is a world model without a reward server; the episodes get no "
+                "verdict. Start it with --reward HOST:PORT for one.",
+                file=sys.stderr,
+            )
+        writer = stack.enter_context(EpisodeWriter(config.out))  # what was refused above leaves no directory
+        bar = stack.enter_context(Progress())
+        plans = planned_episodes(config, states.ids)
         origin = Origin(config.policy.name, digest, contract, config.mode, noise_level, config.seed)
         refuse_other_origin(recorded(config.out), plans, origin, config.out)
         inputs = {"policy": about_policy, "initial_states": about_states}
@@ -190,14 +234,14 @@ def run(config: CollectConfig) -> Collection:
             added += 1
             bar.advance(task)
 
-        reward: RewardSource = "success" if contract.provenance.kind == "simulator" else "verdict"
+        simulated: RewardSource = "success" if contract.provenance.kind == "simulator" else "verdict"
+        reward: RewardSource = "any" if unjudged else simulated
         for part in wire_plans(missing, config.batch):
             rollout = collect_rollout(
                 client, policy, [], config.seed, reward, config.mode, config.batch, plans=part, on_episode=keep
             )
             failures += rollout.failures
-    infos = recorded(config.out)
-    return Collection(added, len(infos), sum(bool(info.success) for info in infos), tuple(failures))
+    return Collection(added, recorded(config.out), tuple(failures))
 
 
 def wire_plans(plans: Sequence[EpisodePlan], batch: int) -> Iterator[list[EpisodePlan]]:
@@ -223,10 +267,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         there = len(recorded(config.out))
         print(f"interrupted; {config.out} holds {there} episodes, the same command goes on from there", file=sys.stderr)
         return 130
+    except ItemFailedError as error:
+        goes_on = f"{config.out} holds {len(recorded(config.out))} episodes, the same command goes on from there"
+        print(f"worldserve collect: {brief(error)} {goes_on}.", file=sys.stderr)
+        return 1
     except (ValueError, OSError, RuntimeError) as error:
         print(f"worldserve collect: {error}", file=sys.stderr)
         return 1
-    print(f"{config.out}: {done.added} episodes added, {done.total} in all, {done.successes} successes")
+    print(f"{config.out}: {done.added} episodes added, {done.total} in all, {done.outcome}")
     for failure in done.failures:
         print(f"worldserve collect: {failure.plan.initial_state_id} failed: {failure.error}", file=sys.stderr)
     if done.failures:

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from services.trainer.directories import is_empty
 from services.trainer.phases import PhaseClock
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.recipes import load_recipe
 from services.trainer.run_record import read_json, read_jsonl, write_json
 from worldserve.files import file_sha256
+from worldserve.messages import ItemFailedError
 from worldserve.serving.launcher import Launcher, ServerProcess
 
 if TYPE_CHECKING:
@@ -136,11 +138,17 @@ def ppo_config(config: DemoConfig, target: str) -> PPOConfig:
 
 
 def claim_directory(config: DemoConfig) -> None:
-    """Make or resume the directory. Raises ValueError when it holds a demo of other settings or other weights."""
+    """Make or resume the directory.
+
+    Raises ValueError when it holds a demo of other settings or other weights, or other things than a demo.
+    """
     directory = config.directory
+    if not (directory / "demo.json").exists() and not is_empty(directory):
+        raise ValueError(
+            f"out: expected a new directory or that of an earlier demo; {directory} holds other things. Choose another "
+            "--out."
+        )
     if config.fresh:
-        if directory.exists() and not (directory / "demo.json").exists() and any(directory.iterdir()):
-            raise ValueError(f"out: expected a directory of an earlier demo; {directory} holds other things")
         shutil.rmtree(directory, ignore_errors=True)
     free = {"out", "fresh", "simulator_workers"}  # what the results do not depend on
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
@@ -240,11 +248,10 @@ def evaluate(config: DemoConfig, servers: Servers, policy: Path, name: str, refe
 
 
 def train(config: DemoConfig, servers: Servers) -> None:
-    """PPO in the world model. Raises KeyboardInterrupt when it was interrupted."""
+    """PPO in the world model."""
     from services.trainer import ppo_command
 
-    if ppo_command.run(ppo_config(config, servers.world_model.address)):
-        raise KeyboardInterrupt
+    ppo_command.run(ppo_config(config, servers.world_model.address))
 
 
 def draw_videos(config: DemoConfig, servers: Servers, console: Console) -> None:
@@ -274,9 +281,11 @@ def draw_videos(config: DemoConfig, servers: Servers, console: Console) -> None:
 
 def run(config: DemoConfig, console: Console) -> Path:
     """The whole loop; returns the page. `config` is sized. What is done already is not done again."""
+    from services.trainer.policies import load_policy
     from services.trainer.report import write_report
 
     check_weights(config)
+    load_policy(config.policy)  # what is no policy is refused before the directory is claimed for it
     claim_directory(config)
     directory, started = config.directory, dict[str, ServerProcess]()
     with Launcher(directory / "logs") as launcher:
@@ -334,6 +343,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("worldserve demo: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
+    except ItemFailedError as error:
+        from services.trainer.rollout import brief
+
+        print(f"worldserve demo: {brief(error)} The same command goes on from here.", file=sys.stderr)
+        return 1
     except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         print(f"worldserve demo: {error}", file=sys.stderr)
         return 1

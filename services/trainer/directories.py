@@ -27,6 +27,15 @@ def replace_directory(source: Path, target: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def is_empty(directory: Path) -> bool:
+    """Whether nothing lies in `directory`, or it is not there; what a killed `write_json` left does not count."""
+    if not directory.exists():
+        return True
+    if not directory.is_dir():
+        raise NotADirectoryError(f"out: expected a directory; {directory} is a file. Choose another --out.")
+    return all(path.name.startswith(".") and path.name.endswith(".tmp") for path in directory.iterdir())
+
+
 def siblings(target: Path) -> Iterator[Path]:
     """What interrupted writers left beside `target`, whole or not."""
     for suffix in ("tmp", "old"):

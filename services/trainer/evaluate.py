@@ -24,17 +24,27 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from services.trainer.directories import is_empty
 from services.trainer.plans import EpisodePlan, unique_run_name
-from services.trainer.policies import find_policy, load_policy
+from services.trainer.policies import FlowPolicy, find_policy, load_policy
 from services.trainer.recipes import parse_command
-from services.trainer.rollout import Client, Policy, Rollout, collect_rollout
-from services.trainer.run_facts import check_policy_interface, contract_fingerprints, policy_facts, write_run
+from services.trainer.rollout import Client, Policy, Rollout, brief, collect_rollout
+from services.trainer.run_facts import (
+    check_policy_interface,
+    contract_fingerprints,
+    judge_of,
+    policy_facts,
+    write_run,
+)
 from services.trainer.run_record import append_jsonl, read_json, read_jsonl, write_json
 from services.trainer.statistics import Interval, cluster_interval, paired_bootstrap, variance_shares
 from worldserve.contract import Contract
 from worldserve.files import file_sha256
+from worldserve.messages import ItemFailedError
 
 SUMMARY = "Success of a policy on sealed initial states, paired with a reference."
+# What an evaluation writes into its directory; `--fresh` removes this and nothing else.
+WRITTEN = ("episodes.jsonl", "result.json", "run.json", "evaluation.json")
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class EvaluateConfig:
     out: Path = Path("runs/evaluate")
     """Directory of the results; a call with the same settings resumes there."""
     fresh: bool = False
-    """Throw away what lies in `out`."""
+    """Throw away the evaluation that lies in `out`; a directory of anything else is left alone."""
     initial_states: Path = Path("initial_states/test")
     """Sealed set of initial states."""
     max_states: int | None = None
@@ -129,8 +139,9 @@ def evaluate_policy(
 
 
 def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Note the settings in `directory`, or raise ValueError where it holds results of other ones."""
+    """Note the settings in `directory`, or raise ValueError where it holds results of other ones, or other things."""
     path = directory / "evaluation.json"
+    refuse_foreign(directory)
     if not path.exists():
         write_json(path, settings)
         return
@@ -145,6 +156,27 @@ def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
             f"out: {directory} holds an evaluation with other settings ({', '.join(differing)}): {name}: expected "
             f"{expected}; got {asked.get(name)!r}. Choose another --out, or --fresh to throw it away."
         )
+
+
+def refuse_foreign(directory: Path) -> None:
+    """Raises ValueError where `directory` holds things and no evaluation."""
+    if not (directory / "evaluation.json").exists() and not is_empty(directory):
+        raise ValueError(
+            f"out: expected a new directory or that of an earlier evaluation; {directory} holds other things. Choose "
+            "another --out."
+        )
+
+
+def discard(directory: Path) -> None:
+    """Remove the evaluation in `directory` and its reference's; raises ValueError where there are other things."""
+    refuse_foreign(directory)
+    reference = directory / "reference"
+    if (reference / "evaluation.json").exists():
+        discard(reference)
+        if is_empty(reference):
+            shutil.rmtree(reference)
+    for name in WRITTEN:  # evaluation.json last: what a kill leaves is still an evaluation's
+        (directory / name).unlink(missing_ok=True)
 
 
 def _collect(client: Client, policy: Policy, plans: list[EpisodePlan], settings: Mapping[str, Any]) -> Rollout:
@@ -236,13 +268,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130
+    except ItemFailedError as error:
+        print(f"worldserve evaluate: {brief(error)} The same command goes on from here.", file=sys.stderr)
+        return 1
     except (ValueError, OSError, RuntimeError) as error:
         print(f"worldserve evaluate: {error}", file=sys.stderr)
         return 1
 
 
 def run(config: EvaluateConfig) -> int:
-    """Evaluate, compare, write `result.json` and print it."""
+    """Evaluate, compare, write `result.json` and print it. Whatever can be refused is, before an episode is run."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -251,8 +286,6 @@ def run(config: EvaluateConfig) -> int:
 
     torch.set_num_threads(config.threads)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if config.fresh:
-        shutil.rmtree(config.out, ignore_errors=True)
     states = InitialStateSet.load(config.initial_states)
     ids = states.ids[: config.max_states]
     about_states = {"path": str(config.initial_states), "sha256": states.sha256}
@@ -260,44 +293,81 @@ def run(config: EvaluateConfig) -> int:
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with EnvironmentClient(config.target) as client, Progress(*columns, console=Console(stderr=True)) as bars:
         contract = client.get_contract()
-
-        def evaluate(directory: Path, out: Path, name: str) -> list[dict[str, Any]]:
-            source = find_policy(directory)
-            policy = load_policy(source)
-            check_policy_interface(policy, directory, contract, config.target)
-            settings = policy_settings(directory, config, states.sha256, contract)
-            claim_directory(out, settings)
-            inputs = {"policy": policy_facts(source), "initial_states": about_states}
-            write_run(out, "worldserve evaluate", config.target, contract, inputs)
-            task = bars.add_task(name, total=None)
-
-            def progress(done: int, total: int) -> None:
-                bars.update(task, advance=done, total=total or None)
-
-            return evaluate_policy(client, policy, ids, settings, out, progress)
-
-        rows = evaluate(config.policy, config.out, "policy")
-        reference = _reference_rows(config, ids, evaluate)
-    result = summarise(rows, reference, config.confidence, config.bootstrap_seed) | {
+        _refuse_unjudged(contract, config.target)
+        jobs = [_Job.load("policy", config.policy, config.out, config, states.sha256, contract)]
+        reference = _recorded_reference(config, jobs[0].settings, ids)
+        if config.reference is not None and reference is None:
+            out = config.out / "reference"
+            jobs.append(_Job.load("reference", config.reference, out, config, states.sha256, contract))
+        if config.fresh:
+            discard(config.out)
+        for job in jobs:
+            claim_directory(job.out, job.settings)
+        rows: dict[str, list[dict[str, Any]]] = {"reference": reference} if reference else {}
+        for job in jobs:
+            inputs = {"policy": policy_facts(job.source), "initial_states": about_states}
+            write_run(job.out, "worldserve evaluate", config.target, contract, inputs)
+            advance = _advance(bars, bars.add_task(job.name, total=None))
+            rows[job.name] = evaluate_policy(client, job.policy, ids, job.settings, job.out, advance)
+    result = summarise(rows["policy"], rows.get("reference"), config.confidence, config.bootstrap_seed) | {
         "settings": dataclasses.asdict(config),
         "trainer_cpu_s": time.process_time() - cpu,
         "wall_s": time.perf_counter() - started,
     }
     write_json(config.out / "result.json", result)
+    if not {"success", "verdict"} & set(result):
+        raise ValueError(
+            f"target: expected success or a verdict for every episode; {config.target} gave neither for some, so there "
+            "is no figure. Start it with a reward server (--reward HOST:PORT)."
+        )
     _show(result)
     return 0
 
 
-def _reference_rows(
-    config: EvaluateConfig, ids: Sequence[str], evaluate: Callable[[Path, Path, str], list[dict[str, Any]]]
+@dataclass(frozen=True)
+class _Job:
+    """One policy to evaluate: where it lies, where its results go, and what they depend on."""
+
+    name: str
+    source: Path
+    out: Path
+    policy: FlowPolicy
+    settings: dict[str, Any]
+
+    @classmethod
+    def load(
+        cls, name: str, directory: Path, out: Path, config: EvaluateConfig, states_sha256: str, contract: Contract
+    ) -> _Job:
+        source = find_policy(directory)
+        policy = load_policy(source)
+        check_policy_interface(policy, directory, contract, config.target)
+        return cls(name, source, out, policy, policy_settings(directory, config, states_sha256, contract))
+
+
+def _advance(bars: Any, task: Any) -> Callable[[int, int], None]:
+    return lambda done, total: bars.update(task, advance=done, total=total or None)
+
+
+def _refuse_unjudged(contract: Contract, target: str) -> None:
+    if contract.provenance.kind == "world_model" and judge_of(contract) == "none":
+        raise ValueError(
+            f"target: expected one that judges its episodes; {target} is a world model without a reward server. Start "
+            "it again with --reward HOST:PORT."
+        )
+
+
+def _recorded_reference(
+    config: EvaluateConfig, own: Mapping[str, Any], ids: Sequence[str]
 ) -> list[dict[str, Any]] | None:
+    """The rows of a reference that was evaluated already; None without one, or where it is a policy."""
     if config.reference is None:
         return None
+    if config.reference.resolve() == config.out.resolve():
+        raise ValueError(f"reference: expected another directory than --out; got {config.reference} for both")
     if (config.reference / "episodes.jsonl").exists() and (config.reference / "evaluation.json").exists():
-        found, own = read_json(config.reference / "evaluation.json"), read_json(config.out / "evaluation.json")
-        return reference_rows(config.reference, found, own, ids)
+        return reference_rows(config.reference, read_json(config.reference / "evaluation.json"), own, ids)
     if (find_policy(config.reference) / "model.safetensors").exists():
-        return evaluate(config.reference, config.out / "reference", "reference")
+        return None
     raise FileNotFoundError(f"reference: expected the directory of an evaluation or a policy; got {config.reference}")
 
 

@@ -16,8 +16,17 @@ from services.trainer.policies import find_policy, load_policy
 from services.trainer.ppo import train
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.recipes import parse_command
-from services.trainer.run_facts import check_policy_interface, contract_fingerprints, policy_facts, write_run
+from services.trainer.rollout import brief
+from services.trainer.run_facts import (
+    check_policy_interface,
+    check_reward_source,
+    check_same_target,
+    contract_fingerprints,
+    policy_facts,
+    write_run,
+)
 from services.trainer.run_record import RunRecord
+from worldserve.messages import ItemFailedError
 
 SUMMARY = "Improve a policy by PPO in a simulator or a world model."
 # Settings that decide how a run is carried out or how long it is, not what its iterations compute.
@@ -36,13 +45,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_command(PPOConfig, argv, "worldserve ppo", DESCRIPTION)
     try:
         return run(config)
+    except KeyboardInterrupt:
+        print(f"worldserve ppo: {how_to_go_on(config.out)}", file=sys.stderr)
+        return 130
+    except ItemFailedError as error:
+        print(f"worldserve ppo: {brief(error)} {how_to_go_on(config.out)}", file=sys.stderr)
+        return 1
     except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         print(f"worldserve ppo: {error}", file=sys.stderr)
         return 1
 
 
+def how_to_go_on(out: Path) -> str:
+    """After an interruption: what the run in `out` has, and which command goes on from there."""
+    newest = max((path.parent.name for path in (out / "checkpoints").glob("iteration_*/state.json")), default="")
+    if newest:
+        return f"interrupted; checkpoint {newest} is whole: the same command with --resume goes on from it"
+    if (out / "config.json").exists():
+        return "interrupted before the first checkpoint; the same command with --resume starts over"
+    return "interrupted before anything was written; the same command starts over"
+
+
 def run(config: PPOConfig) -> int:
-    """Connect, train, report; returns the exit status. Ctrl-C and SIGTERM leave whole checkpoints, no open episodes."""
+    """Connect, train, report; returns the exit status. Ctrl-C and SIGTERM leave whole checkpoints, no open episodes.
+
+    Raises KeyboardInterrupt for both, after tidying up: who called knows which command goes on.
+    """
     from rich.console import Console
 
     from worldserve.client import EnvironmentClient
@@ -64,19 +92,18 @@ def run(config: PPOConfig) -> int:
         "policy": policy_facts(source),
         "initial_states": {"path": str(config.initial_states), "sha256": states.sha256},
     }
-    try:
-        with EnvironmentClient(config.target) as client, ExitStack() as stack:
-            contract = client.get_contract()
-            check_policy_interface(policy, config.policy, contract, config.target)
-            record = RunRecord(config.out, dataclasses.asdict(config), config.resume, MAY_CHANGE)
-            stack.callback(record.close)
-            write_run(config.out, "worldserve ppo", config.target, contract, inputs)
-            card |= contract_fingerprints(contract)
-            progress = stack.enter_context(_Progress(console))
-            train(client, policy, states.ids, config, record, progress, card)
-    except KeyboardInterrupt:
-        console.print(f"interrupted; the newest checkpoint is whole: go on with --out {config.out} --resume")
-        return 130
+    with EnvironmentClient(config.target) as client, ExitStack() as stack:
+        contract = client.get_contract()
+        check_policy_interface(policy, config.policy, contract, config.target)
+        check_reward_source(contract, config.target, config.reward_source)
+        if config.resume:
+            check_same_target(config.out, contract, config.target)
+        record = RunRecord(config.out, dataclasses.asdict(config), config.resume, MAY_CHANGE)
+        stack.callback(record.close)
+        write_run(config.out, "worldserve ppo", config.target, contract, inputs)
+        card |= contract_fingerprints(contract)
+        progress = stack.enter_context(_Progress(console))
+        train(client, policy, states.ids, config, record, progress, card)
     console.print(f"policy: {config.out / 'policy'}   metrics: {config.out / 'metrics.jsonl'}")
     return 0
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -24,14 +26,63 @@ def recipe_path(name: str) -> Path:
 
 
 def load_recipe(name: str, config_class: type[Config]) -> dict[str, Any]:
-    """The settings of a recipe, every one a field of `config_class`. Lists become tuples."""
+    """The settings of a recipe, every one a field of `config_class` and of its type. Lists become tuples.
+
+    Raises FileNotFoundError or ValueError, naming the file, the setting, what was expected and what is there.
+    """
     path = recipe_path(name)
-    values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    fields = {field.name for field in dataclasses.fields(config_class)}  # type: ignore[arg-type]
-    if not isinstance(values, dict) or (unknown := sorted(set(values) - fields)):
-        got = unknown if isinstance(values, dict) else type(values).__name__
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe {path}: expected YAML, `setting: value` a line; got what is none: {error}") from error
+    values = {} if values is None else values
+    types = get_type_hints(config_class)
+    if not isinstance(values, dict) or (unknown := sorted(str(key) for key in values if key not in types)):
+        got = unknown if isinstance(values, dict) else f"{type(values).__name__} {str(values)[:40]!r}"
         raise ValueError(f"recipe {path}: expected a mapping from settings of {config_class.__name__}; got {got}")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {key: _converted(value, types[key], f"recipe {path}: {key}") for key, value in values.items()}
+
+
+def _converted(value: Any, expected: Any, where: str) -> Any:
+    """`value` as YAML gives it, as the type of a setting. Text is read too: YAML 1.1 takes `5e-5` for text."""
+    origin, arguments = get_origin(expected), get_args(expected)
+    try:
+        if origin in (Union, UnionType):
+            if value is None and type(None) in arguments:
+                return None
+            [expected] = [argument for argument in arguments if argument is not type(None)]
+            return _converted(value, expected, where)
+        if origin is Literal and value in arguments:
+            return value
+        if origin is tuple and isinstance(value, list):
+            return tuple(_converted(item, arguments[0], where) for item in value)
+        if (expected in (str, Path) and isinstance(value, str)) or (expected is bool and isinstance(value, bool)):
+            return expected(value)
+        if expected is int and isinstance(value, int | str) and not isinstance(value, bool):
+            return int(value)
+        if expected is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+            number = float(value)
+            if math.isfinite(number):
+                return number
+    except _ConversionError:
+        raise
+    except (ValueError, OverflowError):
+        pass  # text that is no number
+    raise _ConversionError(f"{where}: expected {_in_words(expected)}; got {value!r}")
+
+
+class _ConversionError(ValueError):
+    """A setting's value is of another type than the setting."""
+
+
+def _in_words(expected: Any) -> str:
+    origin, arguments = get_origin(expected), get_args(expected)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(argument) for argument in arguments)
+    if origin is tuple:
+        return f"a list, each {_in_words(arguments[0])}"
+    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text", Path: "a path"}
+    return words.get(expected, str(expected))
 
 
 def parse_command(config_class: type[Config], argv: Sequence[str] | None, program: str, description: str) -> Config:
@@ -49,6 +100,6 @@ def parse_command(config_class: type[Config], argv: Sequence[str] | None, progra
         if name:
             try:
                 default = dataclasses.replace(default, **load_recipe(name, config_class))  # type: ignore[type-var]
-            except (FileNotFoundError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 raise SystemExit(f"{program}: {error}") from None
     return tyro.cli(config_class, prog=program, description=description, default=default, args=arguments)

@@ -296,6 +296,12 @@ class _Wave:
                 episode.frame, episode.state = reply.frames[-1], reply.proprioception
 
 
+def brief(error: ItemFailedError) -> str:
+    """The first failed item and how many more there were: a batch fails as one, and its items say the same."""
+    more = f" ({len(error.errors) - 1} more items of the call failed.)" if len(error.errors) > 1 else ""
+    return f"{error.errors[0]}{more}"
+
+
 def _call(call: Callable[[Any], list[Any]], items: list[Any]) -> list[Any]:
     """Send items; send again those with an error that may pass. Both calls are idempotent, so this is safe."""
     replies = call(items)
@@ -370,7 +376,7 @@ def _assemble(episodes: list[_Episode], source: RewardSource, policy_cpu_s: floa
     if len(lengths) != 1:
         raise RolloutError(
             f"episodes: expected one length, since only the limit ends an episode; got {sorted(lengths)} decisions. "
-            "Does the target end episodes at success? See `worldserve contract probe`."
+            "Does the target end episodes at success? `worldserve contract show HOST:PORT` says when they should end."
         )
     names = done[0].samples[0].keys()
     return Rollout(

@@ -37,6 +37,46 @@ def contract_fingerprints(contract: Contract) -> dict[str, str]:
     return {"interface": fingerprint(contract.interface), "provenance": fingerprint(contract.provenance)}
 
 
+def judge_of(contract: Contract) -> str:
+    """Who judges there: "reward_model", "ground_truth" or "none"; "" where the server does not say."""
+    return contract.provenance.facts.get("judge", "")
+
+
+def check_reward_source(contract: Contract, target: str, source: str) -> None:
+    """Raises ValueError where a target cannot give the reward `source` ("verdict" or "success"), so far as it says."""
+    kind, judge = contract.provenance.kind, judge_of(contract)
+    if kind not in ("simulator", "world_model"):
+        raise ValueError(f"target: expected a simulator or a world model; {target} is a {kind}. Name another --target.")
+    if source == "success" and kind != "simulator":
+        raise ValueError(
+            f"reward_source: expected a simulator for 'success', since it alone knows the true success; {target} is a "
+            f"{kind}. Use --reward-source verdict, or name a simulator as --target."
+        )
+    if source == "verdict" and judge in ("none", "ground_truth"):
+        other = ", or use --reward-source success" if kind == "simulator" else ""
+        raise ValueError(
+            f"reward_source: expected a target with a reward server for 'verdict'; {target} has none. Start that "
+            f"target again with --reward HOST:PORT{other}."
+        )
+
+
+def check_same_target(directory: Path, contract: Contract, target: str) -> None:
+    """Raises ValueError where the last start in `directory`/run.json was in another target; its address may change."""
+    path = directory / "run.json"
+    starts = read_json(path)["starts"] if path.exists() else []
+    before = starts[-1]["target"] if starts else None
+    if before is None:
+        return
+    now = {"kind": contract.provenance.kind, **contract_fingerprints(contract)}
+    differing = [name for name in now if before.get(name) != now[name]]
+    if differing:
+        listed = "; ".join(f"{name}: expected {before.get(name)!r}, got {now[name]!r}" for name in differing)
+        raise ValueError(
+            f"resume: the run in {directory} went on in {before.get('address')}, a {before.get('kind')}; {target} is "
+            f"another target ({listed}). Start the former server again (its port may change), or give another --out."
+        )
+
+
 def policy_facts(directory: Path) -> dict[str, str]:
     """Where a policy lies and what it is: hashes of its weights and of its settings (which hold its noise)."""
     return {

@@ -110,11 +110,13 @@ class RunRecord:
     ) -> None:
         """Starts the directory, or goes on in it.
 
+        A start that ended before its first iteration did left settings alone; it is started anew, with any settings.
+
         Raises FileExistsError where a run would be overwritten, and ValueError where a resumed run's settings differ
         from those it was started with, but for `resume` and those in `may_change`: it would be neither run.
         """
         self.directory = directory
-        if not resume and (directory / "config.json").exists():
+        if not resume and _began(directory):
             raise FileExistsError(
                 f"out: expected a new directory; got {directory}, which holds a run. Give --resume to go on with it, "
                 "or another --out."
@@ -204,6 +206,15 @@ class RunRecord:
     def close(self) -> None:
         """Flush TensorBoard."""
         self._tensorboard.close()
+
+
+def _began(directory: Path) -> bool:
+    """Whether a run in `directory` finished an iteration, or may have: there are rows, or something of a checkpoint."""
+    if not (directory / "config.json").exists():
+        return False
+    rows = [directory / name for name in ("episodes.jsonl", "metrics.jsonl")]
+    any_rows = any(path.exists() and path.stat().st_size > 0 for path in rows)
+    return any_rows or (directory / "policy").exists() or any((directory / "checkpoints").glob("*"))
 
 
 def _refuse_changes(

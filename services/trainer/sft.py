@@ -46,7 +46,7 @@ class SFTConfig:
     """Settings of `worldserve sft`."""
 
     episodes: Path = Path("runs/demos")
-    """Directory of recorded episodes (`worldserve collect` writes one)."""
+    """Directory of recorded episodes (`worldserve demonstrate` writes one)."""
     out: Path = Path("runs/sft")
     """Directory of this run: metrics, checkpoints, policy."""
     demonstrations: int = 200
