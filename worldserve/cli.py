@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments, installed_commands())
+        status = _dispatch(arguments, installed_commands())
+        sys.stdout.flush()  # here, and not at exit: a reader that went away is handled below
+        return status
     except KeyboardInterrupt:
         print("worldserve: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -141,7 +143,7 @@ def _load(point: EntryPoint) -> Callable[[Sequence[str]], int | None] | None:
             raise  # our own import is wrong: a traceback is what its author needs
         else:
             package = next((prefix for prefix in _EXTRAS if f"{point.module}.".startswith(f"{prefix}.")), None)
-            extra = f"pip install 'worldserve[{_EXTRAS[package]}]'" if package else f"pip install {missing}"
+            extra = f"pip install '.[{_EXTRAS[package]}]' in the checkout" if package else f"pip install {missing}"
             advice = f"It needs the Python package {missing!r}, which is not installed. Try: {extra}"
         print(f"worldserve {point.name}: cannot start. {advice}", file=sys.stderr)
         return None

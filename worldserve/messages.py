@@ -36,11 +36,13 @@ class ItemError:
 
 
 class ItemFailedError(RuntimeError):
-    """Raised by callers that have no use for a partial batch; `errors` holds the failed items."""
+    """Raised by callers that have no use for a partial batch; `errors` holds the failed items, the text the first."""
 
     def __init__(self, errors: Sequence[ItemError]) -> None:
         self.errors = tuple(errors)
-        super().__init__("; ".join(str(error) for error in self.errors))
+        more = len(self.errors) - 1
+        rest = f" ({more} more item{'s' if more > 1 else ''} of the batch failed)" if more > 0 else ""
+        super().__init__(f"{self.errors[0]}{rest}" if self.errors else "an item failed")
 
 
 def raise_for_errors(replies: Iterable[Reply | ItemError]) -> list[Reply]:

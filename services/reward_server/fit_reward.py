@@ -1,8 +1,9 @@
 """Fits a reward model on the simulator's labels: `worldserve fit-reward`.
 
-    worldserve fit-reward --data runs/noisy runs/rollouts --out weights/reward
-    worldserve fit-reward --data runs/noisy --resume
-    worldserve fit-reward --measure runs/held_out        # no --data: measures the model in --out
+    worldserve fit-reward --data runs/noisy runs/rollouts --out runs/reward
+    worldserve fit-reward --data runs/noisy runs/rollouts --out runs/reward --resume
+    worldserve fit-reward --measure runs/held_out --out runs/reward     # no --data: measures the model in --out
+    worldserve serve-reward --weights runs/reward                       # serves it
 
 Frames are decoded once into --work. Episodes of one initial state are never on both sides of the split. The threshold
 is chosen on the validation episodes by the function that serves (peak over the contract's frames), and the model is
@@ -32,7 +33,7 @@ from services.reward_server.classifier import ClassifierConfig, FrameClassifier
 from services.reward_server.frame_cache import LabelledFrames, labelled_frames
 from services.reward_server.ghosts import read_as_success
 from services.reward_server.measure import Measurement, measure
-from services.reward_server.scorer import Scorer, load_scorer, save_scorer
+from services.reward_server.scorer import FORMAT, Scorer, load_scorer, save_scorer
 from services.reward_server.threshold import Threshold, choose_threshold, episode_peaks
 from services.reward_server.training import TrainingSettings, train
 from worldserve.contract import adjust_bottle_interface
@@ -50,14 +51,16 @@ class FitRewardConfig:
 
     data: tuple[Path, ...] = ()
     """Directories of recorded episodes with frames and the simulator's success."""
-    out: Path = Path("weights/reward")
-    """Where the reward model goes: model.safetensors, config.json, card.md."""
+    out: Path = Path("runs/reward")
+    """Where the reward model goes: model.safetensors, config.json, card.md. Without --data: the model to measure."""
     work: Path = Path("runs/fit-reward")
     """Working files: decoded frames, metrics.jsonl, the newest round."""
     measure: tuple[Path, ...] = ()
     """Held-out episodes to measure the fitted model on."""
     resume: bool = False
     """Go on from the newest round in --work."""
+    replace: bool = False
+    """Replace a reward model in --out that was fitted on other data or with other settings."""
     seed: int = 0
     """Of the weights, the split and the batches."""
     validation_fraction: float = 0.25
@@ -135,6 +138,8 @@ def run(config: FitRewardConfig) -> dict[str, Any]:
 def _fit(config: FitRewardConfig) -> tuple[Scorer, dict[str, Any]]:
     rule = adjust_bottle_interface().reward
     cpu, started = time.process_time(), time.perf_counter()
+    described = _describe(config.data)
+    _refuse_other_model(config, described)
     indices = range(rule.first_frame, rule.last_frame + 1, config.frame_stride)
     with _progress("decoding") as advance:
         data = labelled_frames(config.data, config.work / "cache", indices, advance)
@@ -167,7 +172,7 @@ def _fit(config: FitRewardConfig) -> tuple[Scorer, dict[str, Any]]:
         )  # fmt: skip
     chosen, peaks = _choose_threshold(config, classifier, data, validation_episodes)
     figures: dict[str, Any] = {
-        "data": _describe(config.data),
+        "data": described,
         "train_episodes": len(train_episodes),
         "validation": dataclasses.asdict(chosen),
         "gap": _gap(peaks, data.success[validation_episodes]),
@@ -245,6 +250,39 @@ def _settings(config: FitRewardConfig) -> dict[str, Any]:
         "frame_stride": config.frame_stride,
         "max_fake_success": config.max_fake_success,
     }
+
+
+def _refuse_other_model(config: FitRewardConfig, described: Sequence[Mapping[str, Any]]) -> None:
+    """Before anything is computed: saving replaces the whole of --out, so it must be free or this run's own.
+
+    Raises:
+        ValueError: where --out holds something else than a reward model, or (without `replace`) a model that other data
+            or settings made.
+    """
+    if not config.out.exists() or (config.out.is_dir() and not any(config.out.iterdir())):
+        return
+    path = config.out / "config.json"
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        is_model = stored["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError):
+        is_model = False
+    if not is_model:
+        raise ValueError(f"out: expected no directory yet, or that of a reward model; got {config.out}. Give another")
+    if config.replace:
+        return
+    facts = stored.get("facts", {})
+    # How many of the rounds were run may change: that is how a run is cut off and finished.
+    before = {name: value for name, value in facts.get("settings", {}).items() if name != "stop_after_round"}
+    now = json.loads(json.dumps(_settings(config)))
+    differing = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if [entry.get("sha256") for entry in facts.get("data", [])] != [entry["sha256"] for entry in described]:
+        differing.insert(0, "data")
+    if differing:
+        raise ValueError(
+            f"out: {config.out} holds a reward model of other data or settings (differing: {', '.join(differing)}). "
+            "Give another --out, or --replace to lose that model"
+        )
 
 
 # What a killed run leaves behind ---------------------------------------------------------------------------------
@@ -391,7 +429,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"worldserve fit-reward: {error}", file=sys.stderr)
         return 1
     _show(figures)
-    print(f"reward model: {config.out}")
+    print(f"reward model: {config.out}; serve it with `worldserve serve-reward --weights {config.out}`")
     return 0
 
 

@@ -27,6 +27,11 @@ class RewardServerSettings(ServerSettings):
     threads: int = 1
     """CPU threads of torch."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threads < 1:
+            raise ValueError(f"threads: expected at least 1; got {self.threads}")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve serve-reward`."""

@@ -1,5 +1,8 @@
 """Expert demonstrations in the tabletop simulator, recorded with every frame: `worldserve demonstrate`.
 
+    worldserve demonstrate --episodes 200 --out runs/demonstrations
+    worldserve demonstrate --episodes 600 --noise-scale 1.6 --out runs/noisy
+
 The scripted expert plans from the scene's inside (the settled bottle pose), so it runs beside the scenes, not over the
 wire. Episode i depends on (seed, i) and its initial state alone, and the data set is in the order of i: how many
 processes share the work changes nothing.
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worldserve.contract import Contract, execute
-from worldserve.episodes import Episode, EpisodeReader, EpisodeWriter, InitialState, InitialStateSet
+from worldserve.episodes import Episode, EpisodeInfo, EpisodeReader, EpisodeWriter, InitialState, InitialStateSet
 
 if TYPE_CHECKING:
     from services.sim_server.tabletop import TabletopScene
@@ -32,13 +35,8 @@ SUMMARY = "Record expert demonstrations in the simulator, with natural failures 
 
 
 @dataclass(frozen=True)
-class CollectConfig:
-    """Settings of `worldserve demonstrate`.
-
-    Examples:
-        worldserve demonstrate --episodes 200 --out runs/demonstrations
-        worldserve demonstrate --episodes 600 --noise-scale 1.6 --out runs/noisy
-    """
+class DemonstrateConfig:
+    """Expert demonstrations in the simulator, recorded with every frame."""
 
     out: Path
     """Directory of the data set; an interrupted collection goes on there."""
@@ -58,19 +56,19 @@ class CollectConfig:
     def __post_init__(self) -> None:
         if self.episodes < 1 or self.workers < 1 or self.first_state < 0:
             raise ValueError(
-                f"episodes, workers >= 1 and first_state >= 0 expected; "
+                "episodes, workers: expected at least 1, first_state at least 0; "
                 f"got {self.episodes}, {self.workers}, {self.first_state}"
             )
         if not (np.isfinite(self.noise_scale) and self.noise_scale >= 0):
             raise ValueError(f"noise_scale: expected a finite number >= 0; got {self.noise_scale!r}")
 
 
-def episode_name(config: CollectConfig, index: int) -> str:
+def episode_name(config: DemonstrateConfig, index: int) -> str:
     """Names an episode by what defines it."""
     return f"expert/{config.noise_scale:g}/{config.seed}/{index}"
 
 
-def demonstrate(state: InitialState, contract: Contract, config: CollectConfig, index: int) -> Episode:
+def demonstrate(state: InitialState, contract: Contract, config: DemonstrateConfig, index: int) -> Episode:
     """Plans, runs and returns one expert episode with all its frames."""
     from services.sim_server.tabletop import SceneParameters, TabletopScene
     from services.sim_server.tabletop.expert import plan_expert
@@ -86,7 +84,7 @@ def _run(
     state: InitialState,
     contract: Contract,
     requested: np.ndarray,
-    config: CollectConfig,
+    config: DemonstrateConfig,
     index: int,
 ) -> Episode:
     start = scene.proprioception()
@@ -114,7 +112,7 @@ def _run(
 
 
 def _work(
-    config: CollectConfig,
+    config: DemonstrateConfig,
     worker: int,
     indices: Sequence[int],
     shard: Path,
@@ -132,17 +130,23 @@ def _work(
     with EpisodeWriter(shard) as writer:
         for index in indices:
             if episode_name(config, index) not in writer:
-                state = states[(config.first_state + index) % len(states)]
+                state = states[_state_position(config, index, len(states))]
                 writer.append(demonstrate(state, contract, config, index))
             done.put(worker)
 
 
-def run(config: CollectConfig) -> int:
+def run(config: DemonstrateConfig) -> int:
     """Collects until `config.out` holds all episodes, in the order of their indices; returns how many were added.
 
     Workers write shards beside `config.out`. What an interrupted run left there, whatever its number of workers, is
     not collected again; an episode that this run does not ask for stays in its shard for a run that does.
+
+    Raises:
+        FileNotFoundError, ValueError: for initial states that are not there or damaged.
+        ValueError: where episodes are recorded that this run would have made otherwise.
     """
+    ids = InitialStateSet.load(config.initial_states).ids  # here, before every worker fails at it
+    refuse_other_plan(config, ids)
     names = [episode_name(config, index) for index in range(config.episodes)]
     there = {name for directory in (config.out, *_shards(config.out)) for name in _ids(directory)}
     missing = [index for index, name in enumerate(names) if name not in there]
@@ -157,6 +161,38 @@ def run(config: CollectConfig) -> int:
     return added
 
 
+def _state_position(config: DemonstrateConfig, index: int, count: int) -> int:
+    """Of episode `index`'s initial state in a set of `count`."""
+    return (config.first_state + index) % count
+
+
+def refuse_other_plan(config: DemonstrateConfig, ids: Sequence[str]) -> None:
+    """Raises ValueError where `config.out` holds an episode that this command would not record, whatever its number.
+
+    Nor may a shard of an interrupted run hold an episode of this plan from another initial state. Episodes of other
+    plans are left in their shards.
+    """
+    prefix = episode_name(config, 0).removesuffix("0")
+    for directory in (config.out, *_shards(config.out)):
+        for info in _infos(directory):
+            number = info.episode_id.removeprefix(prefix)
+            if not info.episode_id.startswith(prefix) or not number.isdigit():
+                if directory != config.out:
+                    continue
+                expected, got = f"episode {info.episode_id}", f"{prefix}0 ..."
+            else:
+                expected = f"{info.episode_id} from {info.initial_state_id}"
+                state = ids[_state_position(config, int(number), len(ids))]
+                if state == info.initial_state_id:
+                    continue
+                got = f"from {state}"
+            raise ValueError(
+                f"out: {directory} holds demonstrations of another plan (expected {expected}; got {got}). Give the "
+                "--noise-scale, --seed, --first-state and --initial-states they were recorded with, or another --out; "
+                "readers take several data sets together"
+            )
+
+
 def _shard(out: Path, worker: int) -> Path:
     return out.with_name(f".{out.name}.worker-{worker}")
 
@@ -167,11 +203,13 @@ def _shards(out: Path) -> list[Path]:
     return sorted(path for path in out.parent.glob(pattern) if (path / "meta").is_dir())
 
 
-def _ids(directory: Path) -> set[str]:
+def _infos(directory: Path) -> list[EpisodeInfo]:
     """Of the finished episodes of a data set; none where there is no data set yet."""
-    if not (directory / "meta" / "info.json").exists():
-        return set()
-    return {info.episode_id for info in EpisodeReader(directory).infos}
+    return list(EpisodeReader(directory).infos) if (directory / "meta" / "info.json").exists() else []
+
+
+def _ids(directory: Path) -> set[str]:
+    return {info.episode_id for info in _infos(directory)}
 
 
 def _merge(shards: Sequence[Path], out: Path, names: Sequence[str]) -> int:
@@ -189,7 +227,7 @@ def _merge(shards: Sequence[Path], out: Path, names: Sequence[str]) -> int:
     return added
 
 
-def _collect(config: CollectConfig, missing: Sequence[int]) -> None:
+def _collect(config: DemonstrateConfig, missing: Sequence[int]) -> None:
     """Records episodes `missing` into one shard a worker."""
     from rich.progress import Progress
 
@@ -241,12 +279,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve demonstrate`."""
     import tyro
 
-    config = tyro.cli(CollectConfig, args=argv, prog="worldserve demonstrate", description=CollectConfig.__doc__)
+    config = tyro.cli(DemonstrateConfig, args=argv, prog="worldserve demonstrate", description=__doc__)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same orderly end as Ctrl-C
     try:
         added = run(config)
     except KeyboardInterrupt:
         print(f"interrupted; go on with the same command ({config.out})", file=sys.stderr)
         return 130
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"worldserve demonstrate: {error}", file=sys.stderr)
+        return 1
     infos = EpisodeReader(config.out).infos
     successes = sum(bool(info.success) for info in infos)
     print(f"{config.out}: {added} episodes added, {len(infos)} in all, {successes} successes")

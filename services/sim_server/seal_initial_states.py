@@ -16,21 +16,21 @@ TASK = "adjust_bottle"
 FIRST_SEEDS = {"train": 1_000_000, "validation": 2_000_000, "test": 3_000_000}
 _LARGEST_COUNT = 1_000_000
 
-EXAMPLES = """
-Seals the initial states that episodes start from: scene parameters, first frame, proprioception, instruction and their
-hashes, in OUTPUT/train, OUTPUT/validation and OUTPUT/test. The same version of the simulator draws the same states.
+EXAMPLES = """Seals the initial states that episodes start from: scene parameters, first frame, proprioception,
+instruction and their hashes, in OUT/train, OUT/validation and OUT/test. The same version of the simulator draws the
+same states.
 
 examples:
-  worldserve seal-initial-states --output runs/states
-  worldserve seal-initial-states --output runs/states --purposes test --test 12 --replace
+  worldserve seal-initial-states --out runs/states
+  worldserve seal-initial-states --out runs/states --purposes test --test 12 --replace
 """
 
 
 @dataclass(frozen=True)
 class SealConfig:
-    """Settings of `worldserve seal-initial-states`."""
+    """Which initial states are drawn, and how they look."""
 
-    output: Path = Path("initial_states")
+    out: Path = Path("initial_states")
     """Directory that gets one directory a set."""
     train: int = 1024
     """States to train on."""
@@ -85,10 +85,8 @@ def seal(config: SealConfig) -> dict[str, InitialStateSet]:
     for purpose, count in counts.items():
         if not 1 <= count <= _LARGEST_COUNT:
             raise ValueError(f"{purpose}: expected 1..{_LARGEST_COUNT} states; got {count}")
-        if (config.output / purpose).exists() and not config.replace:
-            raise FileExistsError(
-                f"{config.output / purpose}: a set is sealed there already; pass --replace to redo it"
-            )
+        if (config.out / purpose).exists() and not config.replace:
+            raise FileExistsError(f"{config.out / purpose}: a set is sealed there already; pass --replace to redo it")
     camera = CameraSettings.named(config.camera, config.height_px, config.width_px)
     sealed = {}
     with Progress(disable=not sys.stderr.isatty()) as progress:
@@ -104,7 +102,7 @@ def seal(config: SealConfig) -> dict[str, InitialStateSet]:
                 "sapien": version("sapien"),
             }
             sealed[purpose] = InitialStateSet(tuple(states), made_by)
-            sealed[purpose].save(config.output / purpose, replace=config.replace)
+            sealed[purpose].save(config.out / purpose, replace=config.replace)
     return sealed
 
 
@@ -119,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"worldserve seal-initial-states: {error}", file=sys.stderr)
         return 1
     for purpose, states in sealed.items():
-        print(f"{config.output / purpose}: {len(states)} states, sha256 {states.sha256}")
+        print(f"{config.out / purpose}: {len(states)} states, sha256 {states.sha256}")
     return 0
 
 

@@ -32,6 +32,11 @@ class SimServerSettings(ServerSettings):
     reward: str = ""
     """HOST:PORT of a reward server. Without one the reward is the simulator's ground truth."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.workers < 1:
+            raise ValueError(f"workers: expected at least 1; got {self.workers}")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve serve-sim`."""

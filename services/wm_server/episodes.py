@@ -47,14 +47,23 @@ def load_episodes(directories: Sequence[Path], held_out_fraction: float) -> tupl
 
     Raises:
         SealedStateError: when an episode starts from a test state.
-        ValueError: when no episode is left to train on.
+        ValueError: when no episode is left to train on, or none to validate with.
     """
     reader = EpisodeReader([str(directory) for directory in directories])
     refuse_for_training(info.initial_state_id for info in reader.infos)
     usable = [position for position, info in enumerate(reader.infos) if info.frames_sha256 and info.length == 201]
     held_out = [is_held_out(info.initial_state_id, held_out_fraction) for info in reader.infos]
     training = [position for position in usable if not held_out[position]]
-    if not training:
-        shown = ", ".join(map(str, directories))
+    validation = [position for position in usable if held_out[position]]
+    shown = ", ".join(map(str, directories))
+    if not usable:
         raise ValueError(f"data: expected episodes of 200 actions recorded with frames; got none in {shown}")
-    return EpisodeSubset(reader, training), EpisodeSubset(reader, [p for p in usable if held_out[p]])
+    for name, positions, change in (("train on", training, "lower"), ("validate with", validation, "raise")):
+        if not positions:
+            states = len({reader.infos[position].initial_state_id for position in usable})
+            raise ValueError(
+                f"data: expected episodes to {name}; got none: of the {states} initial states in {shown}, "
+                f"{states if validation else 0} are held out at held_out_fraction "
+                f"{held_out_fraction}. Record episodes of more initial states, or {change} --held-out-fraction"
+            )
+    return EpisodeSubset(reader, training), EpisodeSubset(reader, validation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -38,7 +39,7 @@ STAGES = ("codec", "latents", "transformer", "measure")
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """Settings of `worldserve finetune-wm`.
+    """Trains or fine-tunes a world model on recorded episodes: codec, latents, transformer, measure.
 
     The stages run in order, each from what the one before left in `out`; what is finished is not done again, and what
     was made under some settings is not gone on with under others (`measure` alone may be given other data).
@@ -47,6 +48,7 @@ class FinetuneConfig:
         worldserve finetune-wm --data runs/demos runs/noisy --out runs/wm
         worldserve finetune-wm --data runs/rollouts --out runs/wm-tuned --start weights/bwm-mini --transformer.steps 750
         worldserve finetune-wm --data runs/noisy --out runs/wm --stage measure --measure-episodes 100
+        worldserve serve-wm --weights runs/wm/model
     """
 
     out: Path
@@ -82,6 +84,10 @@ class FinetuneConfig:
             raise ValueError(f"held_out_fraction: expected between 0 and 1; got {self.held_out_fraction!r}")
         if self.windows.mirror and self.pose_format != "rotation_columns":
             raise ValueError("windows.mirror: needs pose_format rotation_columns; got euler. Give --windows.no-mirror")
+        if self.threads < 1 or self.measure_episodes < 1:
+            raise ValueError(
+                f"threads, measure_episodes: expected at least 1; got {self.threads}, {self.measure_episodes}"
+            )
         if not self.data:
             raise ValueError("data: expected at least one directory of recorded episodes; got none")
 
@@ -235,7 +241,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve finetune-wm`."""
     import tyro
 
-    config = tyro.cli(FinetuneConfig, args=argv, prog="worldserve finetune-wm", description=FinetuneConfig.__doc__)
+    config = tyro.cli(
+        FinetuneConfig, args=argv, prog="worldserve finetune-wm", description=inspect.getdoc(FinetuneConfig)
+    )
     torch.set_num_threads(config.threads)
     try:
         run = Finetune(config)
@@ -250,6 +258,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"stopped after {config.transformer.stop_after_cpu_s} CPU-s; go on with the same command")
     if (config.out / "measure.json").exists():
         print((config.out / "measure.json").read_text(encoding="utf-8"))
+    if (config.out / "model" / "config.json").exists():
+        print(
+            f"world model: {config.out / 'model'}; serve it with `worldserve serve-wm --weights {config.out / 'model'}`"
+        )
     return 0
 
 

@@ -79,7 +79,8 @@ class WorldModel:
         """
         if any(not 0 <= offset < CHUNK_FRAMES for offset in offsets):
             raise ValueError(f"offsets: expected 0..{CHUNK_FRAMES - 1}; got {list(offsets)}")
-        reference = to_float(torch.from_numpy(anchor))[None]
+        # A copy: sealed states' frames are read-only, which torch warns of.
+        reference = to_float(torch.from_numpy(anchor.copy()))[None]
         groups: dict[int, NDArray[np.uint8]] = {}
         for number in sorted({offset // GROUP_FRAMES for offset in offsets}):
             groups[number] = to_uint8(self.codec.decode(latents[None, :, number : number + 1], reference)[0]).numpy()

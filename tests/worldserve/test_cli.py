@@ -124,6 +124,24 @@ def test_a_command_that_cannot_be_imported_says_what_is_missing(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("importable")
+def test_a_missing_package_is_installed_from_the_checkout_and_not_from_an_index(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(cli._EXTRAS, "sample_commands", "sim")
+    assert cli.main(["needs-a-package"]) == 1
+    assert "pip install '.[sim]' in the checkout" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_ends_the_program_quietly() -> None:
+    code = "import sys; from worldserve.cli import main; sys.exit(main(['--help']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()  # before the program has started: its first write fails
+    _, error = process.communicate()
+    assert (process.returncode, error) == (1, b"")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"worldserve {__version__}\n"

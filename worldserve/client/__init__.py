@@ -1,8 +1,16 @@
 """Clients of the contract: they need grpcio, protobuf and numpy alone."""
 
-from worldserve.client.calling import ServerAwayError
+from worldserve.client.calling import CallFailedError, ServerAwayError, WrongServiceError
 from worldserve.client.environment import EnvironmentClient, InterfaceMismatchError
 from worldserve.client.reward import RewardClient
 from worldserve.messages import raise_for_errors
 
-__all__ = ["EnvironmentClient", "InterfaceMismatchError", "RewardClient", "ServerAwayError", "raise_for_errors"]
+__all__ = [
+    "CallFailedError",
+    "EnvironmentClient",
+    "InterfaceMismatchError",
+    "RewardClient",
+    "ServerAwayError",
+    "WrongServiceError",
+    "raise_for_errors",
+]

@@ -24,18 +24,33 @@ class ServerAwayError(ConnectionError):
     """The server could not be reached within the call's deadline."""
 
 
+class WrongServiceError(ConnectionError):
+    """Something answers there, but not the service that was called."""
+
+
+class CallFailedError(RuntimeError):
+    """A server refused or failed a whole call; `code` and `details` are its gRPC status."""
+
+    def __init__(self, target: str, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{target}: {code.name}: {details}")
+        self.target, self.code, self.details = target, code, details
+
+
 class Caller:
     """A channel to `target` with retries until a call's deadline.
 
     Args:
         target: HOST:PORT.
         timeout_s: deadline of a call, retries included.
+        service: the service that is called, for messages.
+        other: what may be running there instead, for messages.
     """
 
-    def __init__(self, target: str, timeout_s: float) -> None:
+    def __init__(self, target: str, timeout_s: float, service: str, other: str) -> None:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s: expected a positive number of seconds; got {timeout_s!r}")
         self.target, self.timeout_s = target, timeout_s
+        self._service, self._other = service, other
         self.channel = grpc.insecure_channel(target, options=channel_options())
 
     def call(self, method: Callable[..., Reply], request: Any) -> Reply:
@@ -43,7 +58,8 @@ class Caller:
 
         Raises:
             ServerAwayError: the server could not be reached in time.
-            grpc.RpcError: any other status, as it came.
+            WrongServiceError: another service is running there.
+            CallFailedError: any other status.
         """
         deadline, backoff = time.monotonic() + self.timeout_s, FIRST_BACKOFF_S
         warn_at = time.monotonic() + WARN_AFTER_S
@@ -67,7 +83,8 @@ class Caller:
 
         Raises:
             ServerAwayError: the server went away, or `timeout_s` passed.
-            grpc.RpcError: any other status, as it came.
+            WrongServiceError: another service is running there.
+            CallFailedError: any other status.
         """
         try:
             yield from method(request, timeout=timeout_s)
@@ -78,9 +95,11 @@ class Caller:
         if code in (*RETRYABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return ServerAwayError(
                 f"{self.target}: no answer in time, or the connection broke ({code.name}: {error.details()}). "
-                "Is the server running there? `worldserve contract show TARGET` asks it."
+                "Is the server running there, and has it printed its ready line? A server may need 20 s to start."
             )
-        return error
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return WrongServiceError(f"{self.target} is no {self._service}; is it {self._other}?")
+        return CallFailedError(self.target, code, error.details() or "no details")
 
     def close(self) -> None:
         """Closes the channel."""

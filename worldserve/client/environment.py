@@ -58,7 +58,7 @@ class EnvironmentClient:
         interface: Interface | None = None,
         pinned_provenance_fingerprint: str = "",
     ) -> None:
-        self._caller = Caller(target, timeout_s)
+        self._caller = Caller(target, timeout_s, "EnvironmentService", "a reward server")
         self._stub = environment_pb2_grpc.EnvironmentServiceStub(self._caller.channel)
         self._interface = interface or adjust_bottle_interface()
         self._fingerprint = fingerprint(self._interface)
@@ -104,7 +104,12 @@ class EnvironmentClient:
         ]
 
     def step(self, items: Sequence[StepItem]) -> list[StepReply | ItemError]:
-        """Runs one chunk in each item's episode; results in order. Batches whose frames exceed the limit are split."""
+        """Runs one chunk in each item's episode; results in order. Batches whose frames exceed the limit are split.
+
+        Raises:
+            ValueError: naming the item, for actions that the wire cannot carry (float64, a list); nothing was sent.
+        """
+        codec.check_actions(items)
         results: list[StepReply | ItemError] = []
         for part in self._parts(items):
             request = environment_pb2.StepRequest(items=[codec.step_item_to_proto(item) for item in part])
@@ -125,7 +130,8 @@ class EnvironmentClient:
             yield from zip((int(index) for index in indices), frames, strict=True)
 
     def replay(self, items: Sequence[ReplayItem]) -> Iterator[tuple[str, ReplayOutcome | ItemError]]:
-        """Replays recorded episodes; yields (episode_id, outcome) as each is reached."""
+        """Replays recorded episodes; yields (episode_id, outcome) as each is reached. Raises ValueError as `step`."""
+        codec.check_actions(items)
         request = environment_pb2.ReplayRequest(
             interface_fingerprint=self._fingerprint,
             interface=interface_to_proto(self._interface),

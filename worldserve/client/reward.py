@@ -23,7 +23,7 @@ class RewardClient:
     """
 
     def __init__(self, target: str, timeout_s: float = 60.0, interface: Interface | None = None) -> None:
-        self._caller = Caller(target, timeout_s)
+        self._caller = Caller(target, timeout_s, "RewardService", "a simulator or a world model")
         self._stub = reward_pb2_grpc.RewardServiceStub(self._caller.channel)
         self._fingerprint = fingerprint(interface or adjust_bottle_interface())
 

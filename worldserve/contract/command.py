@@ -22,22 +22,27 @@ SUMMARY = "Show the contract of a server, or compare two contracts."
 
 def read_contract(source: str, timeout_s: float) -> Contract:
     """The contract of a server or of a YAML file."""
-    import grpc
-
-    from worldserve.client import EnvironmentClient, RewardClient
+    from worldserve.client import EnvironmentClient, RewardClient, WrongServiceError
 
     if Path(source).is_file():
-        return from_yaml(Path(source).read_text(encoding="utf-8"))
+        try:
+            return from_yaml(Path(source).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from None
     if ":" not in source:
         raise ValueError(f"{source}: expected HOST:PORT or the path of a contract's YAML file; there is no such file")
     try:
         with EnvironmentClient(source, timeout_s=timeout_s) as client:
             return client.get_contract()
-    except grpc.RpcError as error:
-        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-            raise
-    with RewardClient(source, timeout_s=timeout_s) as reward:
-        return reward.get_contract()
+    except WrongServiceError:
+        pass
+    try:
+        with RewardClient(source, timeout_s=timeout_s) as reward:
+            return reward.get_contract()
+    except WrongServiceError:
+        raise ValueError(
+            f"{source}: expected a server of worldserve; another kind of server is running there"
+        ) from None
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -63,7 +68,11 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`worldserve contract`: exit status 1 when `diff` finds a difference, 2 when a contract cannot be read."""
+    """`worldserve contract`: exit status 1 when `diff` finds a difference, 2 when a contract cannot be read.
+
+    Raises:
+        BrokenPipeError: the reader of the output went away, which `worldserve.cli` handles.
+    """
     parser = argparse.ArgumentParser(
         "worldserve contract", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,10 +87,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     diff.add_argument("--provenance", action="store_true", help="compare provenance too")
     diff.set_defaults(run=_diff)
     for command in (show, diff):
-        command.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="to wait for a server")
+        command.add_argument(
+            "--timeout", type=float, default=60.0, metavar="SECONDS",
+            help="to wait for a server, which may still be starting (default: %(default)g)",
+        )  # fmt: skip
     arguments = parser.parse_args(argv)
     try:
         return int(arguments.run(arguments))
-    except (OSError, ValueError) as error:
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
         print(f"worldserve contract: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name != "yaml":
+            raise
+        advice = "`contract show HOST:PORT --json` needs none; for YAML run pip install pyyaml"
+        print(
+            f"worldserve contract: YAML needs the Python package PyYAML, which is not installed. {advice}",
+            file=sys.stderr,
+        )
         return 2

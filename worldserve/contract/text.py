@@ -33,16 +33,21 @@ def to_yaml(contract: Contract) -> str:
 
 
 def from_yaml(text: str) -> Contract:
-    """Reads what `to_yaml` writes."""
+    """Reads what `to_yaml` writes. Raises ValueError for anything else."""
     import yaml
 
-    return contract_from_mapping(yaml.safe_load(text))
+    try:
+        mapping = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"contract: expected YAML; got a text that is none ({' '.join(str(error).split())})") from None
+    return contract_from_mapping(mapping)
 
 
 def build(kind: type[T], mapping: object, path: str) -> T:
     """Builds the dataclass `kind` from `mapping`, with the dotted `path` in every complaint."""
     if not isinstance(mapping, Mapping):
-        raise ValueError(f"{path}: expected a mapping with the fields of {kind.__name__}; got {mapping!r}")
+        got = repr(mapping) if len(repr(mapping)) <= 200 else f"{repr(mapping)[:200]} ..."
+        raise ValueError(f"{path}: expected a mapping with the fields of {kind.__name__}; got {got}")
     hints = typing.get_type_hints(kind)
     names = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
     unknown, missing = sorted(set(mapping) - set(names)), sorted(set(names) - set(mapping))

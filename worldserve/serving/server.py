@@ -83,7 +83,11 @@ class RunningServer:
             ) from None
         self.address = f"{host}:{port}"
         metrics_host, _, metrics_port = settings.metrics_bind.rpartition(":")
-        self._metrics_server, bound = metrics.serve(metrics_host, int(metrics_port))
+        try:
+            self._metrics_server, bound = metrics.serve(metrics_host, int(metrics_port))
+        except OSError as error:
+            self._server.stop(None)
+            raise OSError(f"metrics_bind: expected a free address; got {settings.metrics_bind} ({error})") from None
         self.metrics_address = f"{metrics_host}:{bound}"
         self._server.start()
         for service in ("", *services):

@@ -22,7 +22,7 @@ from worldserve.messages import (
     StepReply,
     Verdict,
 )
-from worldserve.wire.arrays import ArrayError, array_from_proto, array_to_proto
+from worldserve.wire.arrays import DTYPES, ArrayError, array_from_proto, array_to_proto
 from worldserve.wire.contracts import differences_to_proto
 from worldserve.wire.generated import common_pb2, environment_pb2, reward_pb2
 
@@ -132,6 +132,25 @@ def reset_reply_from_proto(message: environment_pb2.ResetReply) -> ResetReply:
         array_from_proto(message.proprioception, "float32"),
         message.instruction,
     )
+
+
+def check_actions(items: Sequence[StepItem | ReplayItem]) -> None:
+    """Raises ValueError, naming the item, for actions that the wire cannot carry: float64, a list, a tensor.
+
+    What it can carry and the server refuses, such as int32, is left to the server: there the item fails alone.
+    """
+    for index, item in enumerate(items):
+        actions: object = item.actions
+        if isinstance(actions, np.ndarray) and actions.dtype.name in DTYPES:
+            continue
+        if isinstance(actions, np.ndarray):
+            got, advice = f"{actions.dtype} {actions.shape}", "actions.astype(np.float32)"
+        else:
+            got, advice = type(actions).__name__, "np.asarray(actions, np.float32)"
+        raise ValueError(
+            f"items[{index}].actions: expected a numpy array of float32 (actions, dimensions); got {got}. "
+            f"Give {advice}."
+        )
 
 
 def step_item_to_proto(item: StepItem) -> environment_pb2.StepItem:

@@ -102,3 +102,31 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     assert "no data set here" in capsys.readouterr().err
     assert main([]) == 1
     assert "--data" in capsys.readouterr().err
+
+
+def test_a_model_of_another_run_is_not_replaced_unasked(tmp_path: Path, blocks: Path, other_blocks: Path) -> None:
+    brief = {"max_fake_success": 0.9, "training": BRIEF}
+    run(config_for(tmp_path, blocks, **brief))
+    model = tmp_path / "reward" / "model.safetensors"
+    weights = model.read_bytes()
+    for changes, name in (({"seed": 1}, "seed"), ({"data": (blocks, other_blocks)}, "data")):
+        with pytest.raises(ValueError, match=rf"other data or settings \(differing: {name}\).*another --out"):
+            run(config_for(tmp_path, blocks, **{**brief, **changes}))
+        assert model.read_bytes() == weights
+    run(config_for(tmp_path, blocks, **brief))  # its own: the same command again
+    run(config_for(tmp_path, blocks, **brief, seed=1, replace=True))
+    assert model.read_bytes() != weights
+
+
+def test_a_directory_that_holds_no_reward_model_is_left_alone(tmp_path: Path, blocks: Path) -> None:
+    (tmp_path / "reward").mkdir()
+    (tmp_path / "reward" / "notes.txt").write_text("mine")
+    for replace in (False, True):
+        with pytest.raises(ValueError, match="out: expected no directory yet, or that of a reward model"):
+            run(config_for(tmp_path, blocks, replace=replace))
+    assert (tmp_path / "reward" / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_default_is_not_the_model_that_is_shipped() -> None:
+    assert FitRewardConfig().out == Path("runs/reward")

@@ -15,8 +15,8 @@ SHIPPED = Path(__file__).parents[3] / "initial_states"
 SIZES = {"train": 1024, "validation": 144, "test": 144}
 
 
-def small(output: Path, **changes: object) -> SealConfig:
-    return SealConfig(output=output, train=3, validation=2, test=2, **changes)
+def small(out: Path, **changes: object) -> SealConfig:
+    return SealConfig(out=out, train=3, validation=2, test=2, **changes)
 
 
 def test_the_same_seeds_give_the_same_states(tmp_path: Path) -> None:
@@ -29,13 +29,13 @@ def test_the_same_seeds_give_the_same_states(tmp_path: Path) -> None:
 
 def test_a_sealed_set_is_not_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seal(small(tmp_path, purposes=("test",)))
-    assert main(["--output", str(tmp_path), "--purposes", "test", "--test", "1"]) == 1
+    assert main(["--out", str(tmp_path), "--purposes", "test", "--test", "1"]) == 1
     assert "--replace" in capsys.readouterr().err
     assert len(InitialStateSet.load(tmp_path / "test")) == 2
 
 
 def test_an_unknown_purpose_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--output", str(tmp_path), "--purposes", "exam"]) == 1
+    assert main(["--out", str(tmp_path), "--purposes", "exam"]) == 1
     assert "exam" in capsys.readouterr().err
 
 

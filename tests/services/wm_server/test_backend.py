@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -135,3 +137,18 @@ def test_frames_of_another_size_are_refused(model, states):
     small = {name: dataclasses.replace(state, frame=state.frame[:16]) for name, state in states.items()}
     with pytest.raises(ValueError, match="initial_states"):
         WorldModelBackend(model, small)
+
+
+def test_sealed_frames_are_read_only_and_torch_does_not_warn_of_it(model, states):
+    anchor = states[STATE].frame.copy()
+    anchor.flags.writeable = False
+    latents = torch.zeros(model.transformer.config.latent_channels, 13, 2, 4)
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # else only a process's first read-only array is warned of
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            frames = model.decode(latents, anchor, [0])
+    finally:
+        torch.set_warn_always(before)
+    np.testing.assert_array_equal(frames, model.decode(latents, states[STATE].frame.copy(), [0]))

@@ -236,3 +236,22 @@ def test_sampling_shares(run):
     by_start = {t: sum(p for p, row in zip(shares, windows.rows) if row["t"] == t) for t in (0, 50, 100, 150)}
     assert by_start == pytest.approx({0: 0.25, 50: 0.75, 100: 0.0, 150: 0.0})
     assert sum(p for p, row in zip(shares, windows.rows) if not row["success"]) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "message"),
+    [
+        (
+            1e-6,
+            r"expected episodes to validate with; got none: of the 6 initial states .* 0 are held out .* raise --held",
+        ),
+        (
+            1 - 1e-6,
+            r"expected episodes to train on; got none: of the 6 initial states .* 6 are held out .* lower --held",
+        ),
+    ],
+)
+def test_data_without_a_side_are_refused_before_anything_is_trained(data, tmp_path, fraction, message):
+    with pytest.raises(ValueError, match=message):
+        Finetune(dataclasses.replace(settings(data, tmp_path / "out"), held_out_fraction=fraction))
+    assert not (tmp_path / "out").exists()

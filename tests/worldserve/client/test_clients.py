@@ -14,10 +14,12 @@ import pytest
 
 from tests.worldserve.serving.conftest import KNOWN_STATE, StubBackend, StubScorer, chunk, frame
 from worldserve.client import (
+    CallFailedError,
     EnvironmentClient,
     InterfaceMismatchError,
     RewardClient,
     ServerAwayError,
+    WrongServiceError,
     calling,
     raise_for_errors,
 )
@@ -111,9 +113,9 @@ def test_an_error_that_would_come_again_is_not_asked_for_twice(
 ) -> None:
     servicer = _Flaky(code, failures=1)
     with EnvironmentClient(start(serve_flaky, servicer), timeout_s=30) as client:
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(CallFailedError, match=f"{code.name}: not now") as caught:
             client.get_contract()
-    assert caught.value.code() is code
+    assert caught.value.code is code
     assert servicer.calls == 1
 
 
@@ -124,6 +126,56 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up_at_the_deadline() ->
             client.get_contract()
         with EnvironmentClient(target, timeout_s=0.3) as client, pytest.raises(ServerAwayError, match=target):
             list(client.read_frames("a", 0))
+
+
+def test_another_kind_of_server_is_named(server: RunningServer) -> None:
+    reward = start_reward_server(StubScorer(), ServerSettings())
+    try:
+        with EnvironmentClient(reward.address) as client:
+            for call in (
+                client.get_contract,
+                lambda: client.reset([ResetItem("a", KNOWN_STATE)]),
+                lambda: list(client.read_frames("a", 0)),
+            ):
+                with pytest.raises(WrongServiceError) as caught:
+                    call()
+                assert str(caught.value) == f"{reward.address} is no EnvironmentService; is it a reward server?"
+    finally:
+        reward.stop(0)
+    judge = RewardClient(server.address)
+    with judge, pytest.raises(ConnectionError, match="is no RewardService; is it a simulator or a world model"):
+        judge.get_contract()
+
+
+def test_frames_of_an_unknown_episode_are_an_error_of_the_package(server: RunningServer) -> None:
+    with EnvironmentClient(server.address) as client, pytest.raises(CallFailedError, match="nobody") as caught:
+        list(client.read_frames("nobody", 0))
+    assert caught.value.code is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (
+            chunk().astype(np.float64),
+            r"items\[1\]\.actions: .*; got float64 \(50, 14\)\. Give actions\.astype\(np\.float32\)",
+        ),
+        (chunk().tolist(), r"items\[1\]\.actions: .*; got list\. Give np\.asarray\(actions, np\.float32\)"),
+    ],
+    ids=["float64", "list"],
+)
+def test_actions_that_the_wire_cannot_carry_are_named_before_anything_is_sent(
+    server: RunningServer, actions: object, message: str
+) -> None:
+    with EnvironmentClient(server.address) as client:
+        raise_for_errors(client.reset([ResetItem("a", KNOWN_STATE), ResetItem("b", KNOWN_STATE)]))
+        with pytest.raises(ValueError, match=message):
+            client.step([StepItem("a", 0, chunk()), StepItem("b", 0, actions)])  # type: ignore[arg-type]
+        whole = ReplayItem("c", KNOWN_STATE, 0, chunk())
+        with pytest.raises(ValueError, match=message):
+            list(client.replay([whole, dataclasses.replace(whole, actions=actions)]))  # type: ignore[arg-type]
+        replies = raise_for_errors(client.step([StepItem("a", 0, chunk())]))
+    assert [reply.elapsed_steps for reply in replies] == [50]
 
 
 def test_check_interface_names_the_fields(server: RunningServer) -> None:

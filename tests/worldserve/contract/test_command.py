@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,3 +68,46 @@ def test_a_file_with_another_interface_differs_by_name(
 def test_a_contract_that_cannot_be_read_is_named(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", source, "--timeout", "0.2"]) == 2
     assert source in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["# Title\n\n- `a`: [b\n", "a: {b", "just words", ""], ids=["markdown", "cut", "words", "empty"]
+)
+@pytest.mark.parametrize("command", ["show", "diff"])
+def test_a_file_that_is_no_contract_is_an_error_and_not_a_difference(
+    command: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "notes.md"
+    path.write_text(text)
+    assert main([command, *[str(path)] * (2 if command == "diff" else 1)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"worldserve contract: {path}: contract: expected ")
+
+
+def test_a_reader_that_went_away_is_left_to_the_program(
+    simulator: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", away)
+    with pytest.raises(BrokenPipeError):
+        main(["show", simulator.address])
+
+
+def test_without_pyyaml_the_way_round_it_is_named(
+    simulator: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "yaml")
+    monkeypatch.setattr(sys, "path", [])
+    assert main(["show", simulator.address]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "YAML needs the Python package PyYAML" in line
+    assert "--json" in line
+    assert main(["show", simulator.address, "--json"]) == 0
+
+
+def test_the_time_to_wait_is_in_the_help_and_longer_than_a_start(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["show", "--help"])
+    assert "(default: 60)" in capsys.readouterr().out

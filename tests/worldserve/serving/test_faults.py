@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from tests.worldserve.serving.conftest import KNOWN_STATE, StubBackend, StubScorer, chunk
-from worldserve.client import EnvironmentClient, RewardClient
+from worldserve.client import CallFailedError, EnvironmentClient, RewardClient
 from worldserve.contract import Observation, adjust_bottle
 from worldserve.messages import (
     BackendChunk,
@@ -74,11 +74,11 @@ def test_an_exception_outside_the_backend_keeps_its_text_too(
 
     client.reset([ResetItem("a", KNOWN_STATE)])
     monkeypatch.setattr(backend, "close_episodes", fail)
-    with pytest.raises(grpc.RpcError) as caught:
+    with pytest.raises(CallFailedError) as caught:
         client.close_episodes(["a"])
-    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert caught.value.code is grpc.StatusCode.INTERNAL
     assert SECRET not in str(caught.value)
-    assert "logged as" in str(caught.value.details())
+    assert "logged as" in caught.value.details
 
 
 def test_a_chunk_with_too_few_frames_fails_alone(client: EnvironmentClient, backend: StubBackend) -> None:
@@ -231,6 +231,8 @@ def test_raise_for_errors_names_every_failed_item(client: EnvironmentClient) -> 
     with pytest.raises(ItemFailedError) as caught:
         raise_for_errors(replies)
     assert [error.got for error in caught.value.errors] == ["'x'", "'y'"]
+    # The text is that of the first: a whole batch fails alike when a server was restarted.
+    assert str(caught.value) == f"{caught.value.errors[0]} (1 more item of the batch failed)"
 
 
 def test_a_seed_that_the_wire_cannot_carry_is_refused_by_name() -> None:

@@ -71,6 +71,12 @@ def test_a_second_server_cannot_take_the_port(server: RunningServer) -> None:
         start_environment_server(StubBackend(), None, ServerSettings(bind=server.address))
 
 
+def test_a_metrics_address_that_is_taken_is_named(server: RunningServer) -> None:
+    settings = ServerSettings(metrics_bind=server.metrics_address)
+    with pytest.raises(OSError, match=f"metrics_bind: expected a free address; got {server.metrics_address}"):
+        start_environment_server(StubBackend(), None, settings)
+
+
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
