@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import shutil
 import signal
 import sys
 import time
@@ -43,8 +42,8 @@ from worldserve.files import file_sha256
 from worldserve.messages import ItemFailedError
 
 SUMMARY = "Success of a policy on sealed initial states, paired with a reference."
-# What an evaluation writes into its directory; `--fresh` removes this and nothing else.
-WRITTEN = ("episodes.jsonl", "result.json", "run.json", "evaluation.json")
+# What an evaluation writes beside its settings; `--fresh` removes these and nothing else.
+RESULTS = ("episodes.jsonl", "result.json", "run.json")
 
 
 @dataclass(frozen=True)
@@ -138,11 +137,21 @@ def evaluate_policy(
     return [done[plan.initial_state_id, plan.entropy[0]] for plan in plans]
 
 
-def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Note the settings in `directory`, or raise ValueError where it holds results of other ones, or other things."""
+def claim_directory(directory: Path, settings: Mapping[str, Any], fresh: bool = False) -> None:
+    """Note the settings in `directory`, or raise ValueError where it holds results of other ones, or other things.
+
+    With `fresh` an evaluation that is there is thrown away, and nothing else that lies beside it.
+    """
     path = directory / "evaluation.json"
-    refuse_foreign(directory)
-    if not path.exists():
+    if not path.exists() and not is_empty(directory):
+        raise ValueError(
+            f"out: expected a new directory or that of an earlier evaluation; {directory} holds other things. Choose "
+            "another --out."
+        )
+    if fresh:
+        for name in RESULTS:
+            (directory / name).unlink(missing_ok=True)
+    if fresh or not path.exists():
         write_json(path, settings)
         return
     found = read_json(path)
@@ -156,27 +165,6 @@ def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
             f"out: {directory} holds an evaluation with other settings ({', '.join(differing)}): {name}: expected "
             f"{expected}; got {asked.get(name)!r}. Choose another --out, or --fresh to throw it away."
         )
-
-
-def refuse_foreign(directory: Path) -> None:
-    """Raises ValueError where `directory` holds things and no evaluation."""
-    if not (directory / "evaluation.json").exists() and not is_empty(directory):
-        raise ValueError(
-            f"out: expected a new directory or that of an earlier evaluation; {directory} holds other things. Choose "
-            "another --out."
-        )
-
-
-def discard(directory: Path) -> None:
-    """Remove the evaluation in `directory` and its reference's; raises ValueError where there are other things."""
-    refuse_foreign(directory)
-    reference = directory / "reference"
-    if (reference / "evaluation.json").exists():
-        discard(reference)
-        if is_empty(reference):
-            shutil.rmtree(reference)
-    for name in WRITTEN:  # evaluation.json last: what a kill leaves is still an evaluation's
-        (directory / name).unlink(missing_ok=True)
 
 
 def _collect(client: Client, policy: Policy, plans: list[EpisodePlan], settings: Mapping[str, Any]) -> Rollout:
@@ -299,10 +287,8 @@ def run(config: EvaluateConfig) -> int:
         if config.reference is not None and reference is None:
             out = config.out / "reference"
             jobs.append(_Job.load("reference", config.reference, out, config, states.sha256, contract))
-        if config.fresh:
-            discard(config.out)
         for job in jobs:
-            claim_directory(job.out, job.settings)
+            claim_directory(job.out, job.settings, config.fresh)
         rows: dict[str, list[dict[str, Any]]] = {"reference": reference} if reference else {}
         for job in jobs:
             inputs = {"policy": policy_facts(job.source), "initial_states": about_states}

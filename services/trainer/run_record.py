@@ -10,13 +10,14 @@ OUT/policy/                          the newest checkpoint's policy
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -113,9 +114,18 @@ class RunRecord:
         A start that ended before its first iteration did left settings alone; it is started anew, with any settings.
 
         Raises FileExistsError where a run would be overwritten, and ValueError where a resumed run's settings differ
-        from those it was started with, but for `resume` and those in `may_change`: it would be neither run.
+        from those it was started with, but for `resume` and those in `may_change`: it would be neither run. Raises
+        RuntimeError while another process writes the directory.
         """
         self.directory = directory
+        self._lock = _lock(directory)
+        try:
+            self._start(directory, config, resume, may_change)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _start(self, directory: Path, config: Mapping[str, Any], resume: bool, may_change: Collection[str]) -> None:
         if not resume and _began(directory):
             raise FileExistsError(
                 f"out: expected a new directory; got {directory}, which holds a run. Give --resume to go on with it, "
@@ -123,7 +133,6 @@ class RunRecord:
             )
         if resume and (directory / "config.json").exists():
             _refuse_changes(read_json(directory / "config.json"), json_safe(config), {"resume", *may_change}, directory)
-        directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / "config.json", config)
         from torch.utils.tensorboard import SummaryWriter
 
@@ -204,8 +213,23 @@ class RunRecord:
             keep_rows(self.directory / name, lambda row: row["iteration"] < iteration)
 
     def close(self) -> None:
-        """Flush TensorBoard."""
+        """Flush TensorBoard, and let others write the directory."""
         self._tensorboard.close()
+        self._lock.close()
+
+
+def _lock(directory: Path) -> BinaryIO:
+    """An open file whose lock ends with it, or with the process however that ends."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = open(directory / ".lock", "ab")  # noqa: SIM115 -- held until close
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise RuntimeError(
+            f"out: another process is writing the run in {directory}; wait for it, or give another --out"
+        ) from error
+    return lock
 
 
 def _began(directory: Path) -> bool:

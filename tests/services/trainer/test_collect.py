@@ -15,8 +15,8 @@ from services.trainer.policies import FlowPolicy, flow_mini, save_policy
 from tests.worldserve.serving.conftest import KNOWN_STATE, StubBackend, chunk, frame
 from worldserve.client import EnvironmentClient
 from worldserve.contract import adjust_bottle
-from worldserve.episodes import EpisodeReader, InitialStateSet, SealedStateError
-from worldserve.messages import BackendChunk, BackendStep, ItemError, ResetItem, StepItem
+from worldserve.episodes import EpisodeReader, EpisodeWriter, InitialStateSet, SealedStateError
+from worldserve.messages import BackendChunk, BackendStep, ItemError, ItemFailedError, ResetItem, StepItem
 from worldserve.serving import RunningServer, ServerSettings, start_environment_server
 
 ROOT = Path(__file__).parents[3]
@@ -168,6 +168,81 @@ def test_episodes_of_another_origin_are_not_mixed_in(
     finally:
         other.stop(0)
     assert len(EpisodeReader(settings.out)) == 1
+
+
+def test_a_data_set_that_was_renamed_goes_on_under_its_first_name(server: RunningServer, tmp_path: Path) -> None:
+    settings = config(server, tmp_path)
+    run(settings)
+    renamed = dataclasses.replace(settings, out=settings.out.rename(tmp_path / "renamed"))
+    done = run(renamed)
+    assert (done.added, done.total) == (0, 1)
+    second = collect.planned_episodes(dataclasses.replace(renamed, episodes=2), [KNOWN_STATE])[1]
+    assert (second.episode_id, second.entropy) == ("rollouts-sample-0/0/1", (0, 0, 1))
+
+
+def test_a_data_set_of_episodes_with_other_names_is_refused(server: RunningServer, tmp_path: Path) -> None:
+    settings = config(server, tmp_path)
+    run(settings)
+    [first] = EpisodeReader(settings.out)
+    with EpisodeWriter(settings.out) as writer:
+        writer.append(dataclasses.replace(first, episode_id="noisy-sample-0/0/0", frame_source=first.frames))
+    with pytest.raises(ValueError, match=r"expected episodes rollouts-sample-0/0/0, .*; got 'noisy-sample-0/0/0'"):
+        run(settings)
+
+
+def test_a_world_model_that_nobody_judges_is_recorded_without_verdicts_and_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend = Unaware(contract=adjust_bottle("world_model", "stub", {"judge": "none"}))
+    running = start_environment_server(backend, None, ServerSettings())
+    try:
+        settings = config(running, tmp_path, initial_states=one_state(tmp_path))
+        assert main(arguments(settings)) == 0
+        said = capsys.readouterr()
+        assert "1 episodes added, 1 in all, none judged" in said.out
+        assert "is a world model without a reward server; the episodes get no verdict" in said.err
+        assert main(arguments(settings)) == 0
+        assert "0 episodes added, 1 in all" in capsys.readouterr().out
+    finally:
+        running.stop(0)
+    [episode] = EpisodeReader(settings.out)
+    assert (episode.success, episode.verdict) == (None, None)
+
+
+class Unaware(StubBackend):
+    """Knows no success, as a world model."""
+
+    def step(self, items: Sequence[BackendStep]) -> list[BackendChunk | ItemError]:
+        return [
+            outcome if isinstance(outcome, ItemError) else dataclasses.replace(outcome, success=None)
+            for outcome in super().step(items)
+        ]
+
+
+def test_a_server_that_is_not_there_leaves_no_data_set(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: EnvironmentClient) -> None:
+        raise ConnectionError("no answer in time")
+
+    monkeypatch.setattr(EnvironmentClient, "get_contract", away)
+    settings = config(server, tmp_path)
+    assert main(arguments(settings)) == 1
+    assert not settings.out.exists()
+
+
+def test_a_call_that_fails_is_told_in_one_line_with_what_goes_on(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def restarted(*arguments: object, **options: object) -> None:
+        raise ItemFailedError([AWAY] * 32)
+
+    monkeypatch.setattr(collect, "collect_rollout", restarted)
+    assert main(arguments(config(server, tmp_path))) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.count("REWARD_UNAVAILABLE") == 1
+    assert "31 more items" in line
+    assert "holds 0 episodes, the same command goes on from there" in line
 
 
 def test_an_interrupted_collection_says_how_to_go_on(

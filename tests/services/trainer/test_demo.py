@@ -74,12 +74,27 @@ def test_fresh_throws_an_earlier_demo_away(config: demo.DemoConfig) -> None:
     assert read_json(config.directory / "demo.json")["seed"] == 1
 
 
-def test_fresh_spares_a_directory_that_is_no_demo(config: demo.DemoConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_directory_that_is_no_demo_is_left_alone(config: demo.DemoConfig, tmp_path: Path, fresh: bool) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match="holds other things"):
-        demo.claim_directory(dataclasses.replace(config, out=tmp_path / "home", fresh=True))
-    assert (tmp_path / "home" / "thesis.tex").exists()
+        demo.claim_directory(dataclasses.replace(config, out=tmp_path / "home", fresh=fresh))
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis.tex"]
+
+
+def test_what_a_killed_call_left_of_its_first_file_is_no_other_thing(config: demo.DemoConfig) -> None:
+    config.directory.mkdir()
+    (config.directory / ".demo.json.77.tmp").write_text("{")
+    demo.claim_directory(config)
+
+
+def test_what_is_no_policy_claims_no_directory(config: demo.DemoConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = {"--out": config.directory, "--recipe": config.recipe, "--policy": config.policy}
+    more = {"--world-model": config.world_model, "--reward": config.reward}
+    assert demo.main([part for flag, value in {**arguments, **more}.items() for part in (flag, str(value))]) == 1
+    assert "expected a policy saved by" in capsys.readouterr().err
+    assert not config.directory.exists()
 
 
 def test_the_command_says_what_is_missing(config: demo.DemoConfig, capsys: pytest.CaptureFixture[str]) -> None:

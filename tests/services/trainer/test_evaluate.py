@@ -9,8 +9,10 @@ import pytest
 
 from services.trainer.evaluate import (
     EvaluateConfig,
+    claim_directory,
     evaluate_policy,
     evaluation_plans,
+    main,
     outcomes_by_state,
     reference_rows,
     run,
@@ -135,12 +137,56 @@ def test_an_evaluation_goes_on_against_the_same_server_only(tmp_path: Path) -> N
         assert read_json(tmp_path / "b" / "result.json")["success_gain"]["value"] == 0.0
         with pytest.raises(ValueError, match="reference: expected an evaluation with provenance"):
             evaluate(1, "c", reference="a")
+        assert not (tmp_path / "c").exists()  # refused before an episode is run
         (tmp_path / "a" / "episodes.jsonl").write_text("")
         with pytest.raises(ValueError, match=r"1 are missing, the first: state adjust_bottle/train/0000, seed 0\. Run"):
             evaluate(0, "d", reference="a")
+        with pytest.raises(ValueError, match="reference: expected another directory than --out"):
+            evaluate(0, "b", reference="b")
     finally:
         for server in servers:
             server.stop(0)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, fresh: bool) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "episode.parquet").write_text("hours of work")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=r"holds other things. Choose another --out"):
+        claim_directory(tmp_path, SETTINGS, fresh)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_fresh_throws_away_an_evaluation_and_nothing_beside_it(tmp_path: Path) -> None:
+    claim_directory(tmp_path, SETTINGS)
+    for name in ("episodes.jsonl", "result.json", "run.json", "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    claim_directory(tmp_path, {**SETTINGS, "policy_sha256": "b"}, fresh=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluation.json", "notes.txt"]
+    assert read_json(tmp_path / "evaluation.json")["policy_sha256"] == "b"
+
+
+def test_fresh_keeps_what_is_there_when_the_call_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claim_directory(tmp_path / "out", SETTINGS)
+    (tmp_path / "out" / "episodes.jsonl").write_text("{}\n")
+    assert main(["--fresh", "--out", str(tmp_path / "out"), "--initial-states", str(tmp_path / "nowhere")]) == 1
+    assert "nowhere" in capsys.readouterr().err
+    assert (tmp_path / "out" / "episodes.jsonl").read_text() == "{}\n"
+
+
+def test_a_world_model_that_nobody_judges_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    backend = StubBackend(contract=adjust_bottle("world_model", "stub", {"judge": "none"}))
+    server = start_environment_server(backend, None, ServerSettings())
+    states = ROOT / "initial_states" / "train"
+    try:
+        paths = ["--out", str(tmp_path / "out"), "--initial-states", str(states), "--policy", str(tmp_path)]
+        assert main(["--target", server.address, *paths]) == 1
+    finally:
+        server.stop(0)
+    assert "is a world model without a reward server. Start it again with --reward" in capsys.readouterr().err
+    assert backend.resets == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_reference_is_whole_and_of_the_same_target(bandit: Any, tiny_policy: Any, tmp_path: Path) -> None:

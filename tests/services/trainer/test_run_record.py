@@ -10,7 +10,7 @@ import torch
 
 from services.trainer import directories
 from services.trainer.policies import FlowPolicy, load_policy, save_policy
-from services.trainer.run_record import RunRecord, read_jsonl
+from services.trainer.run_record import RunRecord, read_json, read_jsonl
 
 
 def record(out: Path, resume: bool, **settings: object) -> None:
@@ -35,6 +35,32 @@ def test_a_setting_the_first_start_did_not_know_is_a_change(tmp_path: Path) -> N
 def test_a_resume_without_a_first_start_is_a_first_start(tmp_path: Path) -> None:
     record(tmp_path / "new", resume=True)
     assert (tmp_path / "new" / "config.json").exists()
+
+
+def test_a_start_that_did_no_iteration_blocks_nothing(tmp_path: Path) -> None:
+    record(tmp_path, resume=False)
+    record(tmp_path, resume=False, seed=1)
+    assert read_json(tmp_path / "config.json")["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    "left", ["metrics.jsonl", "episodes.jsonl", "policy/model.safetensors", "checkpoints/.x.7.tmp"]
+)
+def test_a_run_that_may_have_done_an_iteration_is_not_overwritten(tmp_path: Path, left: str) -> None:
+    record(tmp_path, resume=False)
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).write_text("{}\n")
+    with pytest.raises(FileExistsError, match=r"holds a run\. Give --resume"):
+        record(tmp_path, resume=False)
+
+
+def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
+    first = RunRecord(tmp_path, {}, resume=False)
+    for resume in (False, True):
+        with pytest.raises(RuntimeError, match="another process is writing"):
+            RunRecord(tmp_path, {}, resume)
+    first.close()
+    RunRecord(tmp_path, {}, resume=True).close()
 
 
 # Kills -------------------------------------------------------------------------------------------------------------
