@@ -40,6 +40,14 @@ class ReplayConfig:
     out: Path | None = None
     """Also write one JSON object an episode here."""
 
+    def __post_init__(self) -> None:
+        if not self.target:
+            raise ValueError("target: expected at least one HOST:PORT; got none")
+        if self.episodes < 0 or self.batch < 1:
+            raise ValueError(
+                f"episodes, batch: expected at least 0 (all) and at least 1; got {self.episodes} and {self.batch}"
+            )
+
 
 @dataclass(frozen=True)
 class ReplayRow:

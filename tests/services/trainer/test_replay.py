@@ -1,0 +1,52 @@
+"""Replay: recorded actions in one or several targets, over real sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.trainer import collect, replay
+from services.trainer.policies import FlowPolicy, flow_mini, save_policy
+from tests.worldserve.serving.conftest import StubBackend
+from worldserve.serving import RunningServer, ServerSettings, start_environment_server
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    running = start_environment_server(StubBackend(), None, ServerSettings())
+    yield running
+    running.stop(0)
+
+
+@pytest.fixture
+def episodes(server: RunningServer, tmp_path: Path) -> Path:
+    save_policy(FlowPolicy(flow_mini(), 0), tmp_path / "policy", {})
+    states = ROOT / "initial_states" / "train"
+    out = tmp_path / "episodes"
+    collect.run(collect.CollectConfig(tmp_path / "policy", out, server.address, 1, states))
+    return out
+
+
+def test_the_same_actions_twice_give_the_recorded_frames_twice(
+    server: RunningServer, episodes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "replay.jsonl"
+    assert replay.main([str(episodes), "--target", server.address, "--target", server.address, "--out", str(out)]) == 0
+    [row] = [json.loads(line) for line in out.read_text().splitlines()]
+    hashes = {outcome["frames_sha256"] for outcome in row["outcomes"]} | {row["recorded_frames_sha256"]}
+    assert len(row["outcomes"]) == 2
+    assert len(hashes) == 1
+    assert "frames as recorded 1" in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("flags", [["--episodes", "-3"], ["--batch", "0"]])
+def test_counts_that_mean_nothing_are_usage_errors(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        replay.main(["runs/rollouts", "--target", "127.0.0.1:1", *flags])
+    assert ended.value.code == 2
+    assert "expected at least 0" in capsys.readouterr().err
