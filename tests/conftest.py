@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 
 # Before anything imports numpy or torch: two test processes share two cores, and threads that spin starve the servers.
 for _variable, _value in {
@@ -15,6 +16,10 @@ for _variable, _value in {
     "MPLBACKEND": "Agg",
 }.items():
     os.environ.setdefault(_variable, _value)
+
+# A job in the background of a script starts with Ctrl-C ignored, and so would every process the tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
