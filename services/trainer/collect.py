@@ -225,7 +225,7 @@ def run(config: CollectConfig) -> Collection:
         refuse_other_origin(recorded(config.out), plans, origin, config.out)
         inputs = {"policy": about_policy, "initial_states": about_states}
         write_run(config.out, "worldserve collect", config.target, contract, inputs)
-        missing = [plan for plan in plans if plan.episode_id not in writer]
+        missing = missing_plans(config, states.ids)
         task = bar.add_task("episodes", total=len(missing))
 
         def keep(record: EpisodeRecord) -> None:

@@ -1,16 +1,18 @@
-"""A tiny policy and a bandit that stands in for an environment server."""
+"""A tiny policy, a bandit that stands in for a client, and a stub backend behind a real socket."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 import torch
 
 from services.trainer.policies import FlowPolicy, FlowPolicyConfig
+from tests.worldserve.serving.conftest import StubBackend
 from worldserve.messages import ItemError, ResetItem, ResetReply, StepItem, StepReply, Verdict
+from worldserve.serving import RunningServer, ServerSettings, start_environment_server
 
 CHUNKS = 2
 
@@ -99,6 +101,14 @@ class Bandit:
     @staticmethod
     def frame(state: str, index: int) -> np.ndarray:
         return np.full((16, 16, 3), (int(state.rsplit("/", 1)[1]) * 7 + index) % 256, np.uint8)
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    """An environment server without a judge, over a real socket."""
+    running = start_environment_server(StubBackend(), None, ServerSettings())
+    yield running
+    running.stop(0)
 
 
 @pytest.fixture

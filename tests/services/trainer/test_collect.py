@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +20,6 @@ from worldserve.messages import BackendChunk, BackendStep, ItemError, ItemFailed
 from worldserve.serving import RunningServer, ServerSettings, start_environment_server
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def server() -> Iterator[RunningServer]:
-    running = start_environment_server(StubBackend(), None, ServerSettings())
-    yield running
-    running.stop(0)
 
 
 def config(server: RunningServer, directory: Path, **changes: object) -> CollectConfig:

@@ -50,7 +50,9 @@ def test_ppo_goes_on_where_it_was(config: demo.DemoConfig) -> None:
 
 def test_the_same_demo_resumes(config: demo.DemoConfig) -> None:
     demo.claim_directory(config)
+    claimed = (config.directory / "demo.json").read_bytes()
     demo.claim_directory(dataclasses.replace(config, simulator_workers=1))  # workers change no result
+    assert (config.directory / "demo.json").read_bytes() == claimed
 
 
 def test_another_demo_in_the_same_directory_is_refused(config: demo.DemoConfig) -> None:
@@ -87,6 +89,7 @@ def test_what_a_killed_call_left_of_its_first_file_is_no_other_thing(config: dem
     config.directory.mkdir()
     (config.directory / ".demo.json.77.tmp").write_text("{")
     demo.claim_directory(config)
+    assert read_json(config.directory / "demo.json")["seed"] == config.seed
 
 
 def test_what_is_no_policy_claims_no_directory(config: demo.DemoConfig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from services.trainer import collect, replay
 from services.trainer.policies import FlowPolicy, flow_mini, save_policy
-from tests.worldserve.serving.conftest import StubBackend
-from worldserve.serving import RunningServer, ServerSettings, start_environment_server
+from worldserve.serving import RunningServer
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def server() -> Iterator[RunningServer]:
-    running = start_environment_server(StubBackend(), None, ServerSettings())
-    yield running
-    running.stop(0)
 
 
 @pytest.fixture

@@ -47,13 +47,6 @@ COMMANDS: dict[str, tuple[Command, list[str]]] = {
 
 
 @pytest.fixture
-def server() -> Iterator[RunningServer]:
-    running = start_environment_server(StubBackend(), None, ServerSettings())
-    yield running
-    running.stop(0)
-
-
-@pytest.fixture
 def states(tmp_path: Path) -> Path:
     """A set of the one state that the stub knows."""
     InitialStateSet(InitialStateSet.load(ROOT / "initial_states" / "train").states[:1]).save(tmp_path / "states")

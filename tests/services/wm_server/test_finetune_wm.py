@@ -145,12 +145,13 @@ def test_every_changed_setting_is_named(run, data):
     ],
 )
 def test_how_a_run_is_carried_out_may_change(copied, data, changes):
-    Finetune(with_changes(settings(data, copied), changes))
+    changed = with_changes(settings(data, copied), changes)
+    assert Finetune(changed).config == changed
 
 
 def test_the_same_data_by_another_path_is_the_same(copied, data, monkeypatch):
     monkeypatch.chdir(data.parent)
-    Finetune(settings(Path("data"), copied))
+    assert len(Finetune(settings(Path("data"), copied)).training) > 0
 
 
 def test_settings_of_a_stage_that_has_not_begun_may_change(run, data, tmp_path):
