@@ -126,7 +126,7 @@ def _encode_shard(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     rows: list[dict[str, Any]] = []
-    arrays: dict[str, list[NDArray[Any]]] = {"latents": [], "weights": [], "conditioning": []}
+    arrays: dict[str, list[NDArray[Any]]] = {"latents": [], "weights": [], "conditioning": [], "anchors": []}
     random = np.random.default_rng(seed)
     try:
         for episode in episodes:
@@ -136,6 +136,7 @@ def _encode_shard(
             for mirrored in (False, True)[: 2 if choice.mirror else 1]:
                 shown = frames[:, :, ::-1] if mirrored else frames
                 moved = mirror_poses(poses) if mirrored else poses
+                arrays["anchors"].append(np.ascontiguousarray(shown[0]))
                 for start in starts:
                     window = build_window(shown, moved, start, statistics, future=True)
                     pixels = to_float(torch.from_numpy(np.ascontiguousarray(window.pixels)))
@@ -143,7 +144,10 @@ def _encode_shard(
                     arrays["weights"].append(window_weights(pixels, choice).numpy().astype(np.float16))
                     arrays["conditioning"].append(window.conditioning)
                     facts = {"episode_id": episode.episode_id, "initial_state_id": episode.initial_state_id}
-                    rows.append({**facts, "t": start, "mirrored": mirrored, "success": episode.success})
+                    anchor = len(arrays["anchors"]) - 1
+                    rows.append(
+                        {**facts, "t": start, "mirrored": mirrored, "success": episode.success, "anchor": anchor}
+                    )
         for name, values in arrays.items():
             np.save(staging / f"{name}.npy", np.stack(values))
         checkpoint.write_json(staging / "index.json", {"key": key, "rows": rows})
@@ -155,11 +159,21 @@ def _encode_shard(
 
 @dataclass(frozen=True)
 class Batch:
-    """`latents` (n, channels, 16, h, w), `weights` (n, 13, h, w), `conditioning` (n, 61, d), all float32."""
+    """`latents` (n, channels, 16, h, w), `weights` (n, 13, h, w), `conditioning` (n, 61, d), float32; `anchors` uint8
+    (n, height, width, 3), the episodes' first frames."""
 
     latents: Tensor
     weights: Tensor
     conditioning: Tensor
+    anchors: Tensor
+
+
+_S: dict = {}
+def _states():
+    if not _S:
+        from worldserve.episodes import all_initial_states
+        _S.update(all_initial_states("/work/main/initial_states"))
+    return _S
 
 
 class LatentWindows:
@@ -173,9 +187,17 @@ class LatentWindows:
         self._where: list[tuple[int, int]] = []
         for number, shard in enumerate(shards):
             rows = json.loads((shard / "index.json").read_text(encoding="utf-8"))["rows"]
-            names = ("latents", "weights", "conditioning")
-            part = {name: np.load(shard / f"{name}.npy", mmap_mode="r") for name in names}
-            if part["conditioning"].shape[1] != WINDOW_FRAMES or any(len(v) != len(rows) for v in part.values()):
+            names = ("latents", "weights", "conditioning", "anchors")
+            part = {name: np.load(shard / f"{name}.npy", mmap_mode="r") for name in names if (shard/f"{name}.npy").exists()}
+            if "anchors" not in part:
+                st = _states()
+                part["anchors"] = []
+                for k, row in enumerate(rows):
+                    f = st[row["initial_state_id"]].frame
+                    row["anchor"] = k
+                    part["anchors"].append(f[:, ::-1] if row["mirrored"] else f)
+            windows = [value for name, value in part.items() if name != "anchors"]
+            if part["conditioning"].shape[1] != WINDOW_FRAMES or any(len(v) != len(rows) for v in windows):
                 raise ValueError(f"{shard}: expected {len(rows)} windows of {WINDOW_FRAMES} frames; encode them again")
             self.rows += rows
             self._parts.append(part)
@@ -191,7 +213,8 @@ class LatentWindows:
             values = [self._parts[part][name][row] for part, row in (self._where[int(index)] for index in rows)]
             return torch.from_numpy(np.stack(values).astype(np.float32))
 
-        return Batch(gather("latents"), gather("weights"), gather("conditioning"))
+        anchors = [self._parts[part]["anchors"][self.rows[int(i)]["anchor"]] for i in rows for part in [self._where[int(i)][0]]]
+        return Batch(gather("latents"), gather("weights"), gather("conditioning"), torch.from_numpy(np.stack(anchors)))
 
     def probabilities(self, start_weights: Mapping[int, float], failure_fraction: float | None) -> NDArray[np.float64]:
         """How often each window is drawn.

@@ -62,7 +62,8 @@ class WorldModel:
         """Latents (n, channels, 13, h, w) of the windows' futures; each depends on its own window and numbers alone."""
         condition = torch.stack([self.encode_condition(window) for window in windows])
         conditioning = torch.stack([torch.from_numpy(window.conditioning) for window in windows])
-        return sample(self.transformer, self.sampler, condition, conditioning, seeds, chunk_indices)
+        anchors = torch.stack([to_float(torch.from_numpy(window.pixels[0].copy())) for window in windows])
+        return sample(self.transformer, self.sampler, condition, conditioning, seeds, chunk_indices, anchors)
 
     @torch.inference_mode()
     def decode(self, latents: Tensor, anchor: NDArray[np.uint8], offsets: Sequence[int]) -> NDArray[np.uint8]:

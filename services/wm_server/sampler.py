@@ -56,6 +56,7 @@ def sample(
     conditioning: Tensor,
     seeds: Sequence[int],
     chunk_indices: Sequence[int],
+    anchors: Tensor | None = None,
 ) -> Tensor:
     """Draws future latents.
 
@@ -75,13 +76,13 @@ def sample(
     results = []
     for start in range(0, len(condition), config.batch_bucket):
         rows = torch.arange(start, start + config.batch_bucket, device=condition.device).clamp(max=len(condition) - 1)
-        drawn = _sample_bucket(model, config, condition[rows], conditioning[rows], noise[rows])
+        drawn = _sample_bucket(model, config, condition[rows], conditioning[rows], noise[rows], None if anchors is None else anchors[rows])
         results.append(drawn[: len(condition) - start])
     return torch.cat(results)
 
 
 def _sample_bucket(
-    model: BwmTransformer, config: SamplerConfig, condition: Tensor, conditioning: Tensor, noise: Tensor
+    model: BwmTransformer, config: SamplerConfig, condition: Tensor, conditioning: Tensor, noise: Tensor, anchor: Tensor | None
 ) -> Tensor:
     sigmas = torch.zeros(len(condition), LATENT_FRAMES, device=condition.device)
     sigmas[:, 1:CONDITION_LATENTS] = config.history_noise
@@ -90,7 +91,7 @@ def _sample_bucket(
     future = noise[:, :, CONDITION_LATENTS:]
     for sigma, following in zip(config.sigmas, (*config.sigmas[1:], 0.0)):
         sigmas[:, CONDITION_LATENTS:] = sigma
-        clean = model.clean(torch.cat([shown, future], 2), sigmas, conditioning, condition[:, :, -1])
+        clean = model.clean(torch.cat([shown, future], 2), sigmas, conditioning, condition[:, :, -1], anchor)
         # Euler along the straight path through the predicted clean latents.
         direction = (future - clean) / sigma
         future = clean + following * direction if following else clean

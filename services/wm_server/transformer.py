@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from services.wm_server.pose_maps import CameraConfig, PoseMaps
 from services.wm_server.windows import CONDITION_LATENTS, GROUP_FRAMES, LATENT_FRAMES, WINDOW_FRAMES
 
 OBJECTIVES = ("velocity", "clean")
@@ -48,6 +49,9 @@ class TransformerConfig:
     """Helper 2: channels of a map over the latent frame, made of each group of four actions. 0: none."""
     reference_latents: bool = True
     """Helper 3: the anchor's and the last history frame's latents as channels of every latent frame."""
+    pose_map_channels: int = 0
+    """Helper 4: the grippers projected into the camera's frame, beside the anchor's pixels; channels at every four-pixel
+    cell. 0: none. Needs poses as rotation columns."""
     cross_attention: bool = False
     """Attend to one token an action. Without it the network is a quarter cheaper and loses nothing at a tiny size."""
     exact_gelu: bool = True
@@ -157,7 +161,7 @@ class BwmTransformer(nn.Module):
             patch_size=(1, config.patch, config.patch),
             num_attention_heads=config.heads,
             attention_head_dim=config.head_dimensions,
-            in_channels=channels * (3 if config.reference_latents else 1) + extra,
+            in_channels=channels * (3 if config.reference_latents else 1) + extra + 16 * config.pose_map_channels,
             out_channels=channels,
             text_dim=8,
             freq_dim=256,
@@ -177,6 +181,8 @@ class BwmTransformer(nn.Module):
         if config.position_channels:
             self.place = nn.Parameter(_coordinates(config.position_channels, height, width))
             self.moment = nn.Parameter(torch.zeros(config.position_channels, LATENT_FRAMES, 1, 1))
+        if config.pose_map_channels:
+            self.pose_maps = PoseMaps(16 * height, 16 * width, CameraConfig(), config.pose_map_channels)
         if config.spatial_action_channels:
             self.spatial_action = nn.Sequential(
                 nn.Linear(GROUP_FRAMES * config.conditioning_dimensions, 256),
@@ -184,7 +190,7 @@ class BwmTransformer(nn.Module):
                 nn.Linear(256, config.spatial_action_channels * height * width),
             )
 
-    def forward(self, latents: Tensor, sigmas: Tensor, conditioning: Tensor) -> Tensor:
+    def forward(self, latents: Tensor, sigmas: Tensor, conditioning: Tensor, anchor: Tensor | None = None) -> Tensor:
         """The network's raw output at the future latents.
 
         Args:
@@ -211,18 +217,22 @@ class BwmTransformer(nn.Module):
             maps = self.spatial_action(group_actions(conditioning))
             shape = (config.spatial_action_channels, config.latent_height, config.latent_width)
             parts.append(maps.unflatten(2, shape).transpose(1, 2))
+        if config.pose_map_channels:
+            parts.append(self.pose_maps(conditioning, anchor))
         (output,) = self.wan(torch.cat(parts, 1), 1000.0 * sigmas, conditioning, return_dict=False)
         future: Tensor = output[:, :, CONDITION_LATENTS:]
         return future
 
-    def clean(self, latents: Tensor, sigmas: Tensor, conditioning: Tensor, last_history: Tensor) -> Tensor:
+    def clean(
+        self, latents: Tensor, sigmas: Tensor, conditioning: Tensor, last_history: Tensor, anchor: Tensor | None = None
+    ) -> Tensor:
         """Predicted clean future latents (batch, channels, 13, height, width).
 
         Args:
             latents, sigmas, conditioning: as in `forward`.
             last_history: (batch, channels, height, width), the last history latent without added noise.
         """
-        output = self(latents, sigmas, conditioning)
+        output = self(latents, sigmas, conditioning, anchor)
         if self.config.objective == "clean":
             return output + last_history[:, :, None]
         future = sigmas[:, CONDITION_LATENTS:, None, None][:, None]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from services.wm_server import checkpoint
+from services.wm_server.codec import to_float
 from services.wm_server.codec_training import learning_rate_factor
 from services.wm_server.dataset import FUTURE_LATENTS, Batch, LatentWindows
 from services.wm_server.sampler import noised
@@ -77,7 +78,7 @@ def flow_matching_loss(
     future = latents[:, :, CONDITION_LATENTS:]
     last_history = latents[:, :, CONDITION_LATENTS - 1]
     if config.model.objective == "clean":
-        error = (model.clean(shown, sigmas, batch.conditioning, last_history) - future).square()
+        error = (model.clean(shown, sigmas, batch.conditioning, last_history, to_float(batch.anchors)) - future).square()
     else:
         velocity = noise[:, :, CONDITION_LATENTS:] - future
         error = (model(shown, sigmas, batch.conditioning) - velocity).square()
@@ -185,7 +186,7 @@ def latent_errors(model: BwmTransformer, windows: LatentWindows, count: int, see
             last = batch.latents[:, :, CONDITION_LATENTS - 1]
             future, weights = batch.latents[:, :, CONDITION_LATENTS:], batch.weights[:, None]
             for name, conditioning in (("right", batch.conditioning), ("shuffled", batch.conditioning.roll(1, 0))):
-                error = (model.clean(shown, sigmas, conditioning, last) - future).square() * weights
+                error = (model.clean(shown, sigmas, conditioning, last, to_float(batch.anchors)) - future).square() * weights
                 value = error.sum() / (weights.sum() * future.shape[1])
                 errors.setdefault(f"latent_error/{name}_{start}", []).append(float(value))
     assert FUTURE_LATENTS == LATENT_FRAMES - CONDITION_LATENTS
