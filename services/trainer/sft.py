@@ -29,7 +29,8 @@ from services.trainer.demonstrations import (
 )
 from services.trainer.policies import SIZES, FlowPolicy, load_policy, save_policy
 from services.trainer.recipes import parse_command
-from services.trainer.run_record import RunRecord, json_safe, write_json
+from services.trainer.run_record import RunRecord, write_json
+from worldserve.settings import json_safe
 
 SUMMARY = "Train a flow policy by imitation on recorded demonstrations."
 DESCRIPTION = """Trains a flow policy by imitation on the successful episodes of a directory, until its validation loss
