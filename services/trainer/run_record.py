@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.trainer.directories import replace_directory, siblings, temporary_sibling, whole_sibling
+from worldserve.files import replace_directory, siblings, temporary_sibling, whole_sibling
 from worldserve.settings import json_safe, refuse_changed_settings
 
 

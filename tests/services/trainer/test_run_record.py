@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.trainer import directories
 from services.trainer.policies import FlowPolicy, load_policy, save_policy
 from services.trainer.run_record import RunRecord, read_json, read_jsonl
+from worldserve import files
 
 
 def record(out: Path, resume: bool, **settings: object) -> None:
@@ -89,7 +89,7 @@ def marked(directory: Path) -> float:
 
 def kill_at_rename(monkeypatch: pytest.MonkeyPatch, name: str, version: float) -> None:
     """Ends the process before directory `name` gets the name it was prepared for, at that policy's version."""
-    replace = directories.os.replace
+    replace = files.os.replace
 
     def killed(source: Path, target: Path) -> None:
         if (
@@ -99,7 +99,7 @@ def kill_at_rename(monkeypatch: pytest.MonkeyPatch, name: str, version: float) -
             raise KilledError
         replace(source, target)
 
-    monkeypatch.setattr(directories.os, "replace", killed)
+    monkeypatch.setattr(files.os, "replace", killed)
 
 
 def test_a_kill_between_the_renames_of_the_policy_loses_it_not(
