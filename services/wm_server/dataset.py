@@ -128,6 +128,7 @@ def _encode_shard(
     rows: list[dict[str, Any]] = []
     arrays: dict[str, list[NDArray[Any]]] = {"latents": [], "weights": [], "conditioning": []}
     random = np.random.default_rng(seed)
+    device = next(codec.parameters()).device
     try:
         for episode in episodes:
             frames, poses = episode.frames, episode_poses(episode, pose_format)
@@ -138,9 +139,9 @@ def _encode_shard(
                 moved = mirror_poses(poses) if mirrored else poses
                 for start in starts:
                     window = build_window(shown, moved, start, statistics, future=True)
-                    pixels = to_float(torch.from_numpy(np.ascontiguousarray(window.pixels)))
-                    arrays["latents"].append(codec.encode(pixels[None])[0].numpy().astype(np.float16))
-                    arrays["weights"].append(window_weights(pixels, choice).numpy().astype(np.float16))
+                    pixels = to_float(torch.from_numpy(np.ascontiguousarray(window.pixels)).to(device))
+                    arrays["latents"].append(codec.encode(pixels[None])[0].cpu().numpy().astype(np.float16))
+                    arrays["weights"].append(window_weights(pixels, choice).cpu().numpy().astype(np.float16))
                     arrays["conditioning"].append(window.conditioning)
                     facts = {"episode_id": episode.episode_id, "initial_state_id": episode.initial_state_id}
                     rows.append({**facts, "t": start, "mirrored": mirrored, "success": episode.success})
