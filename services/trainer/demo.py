@@ -334,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("worldserve demo: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
     except ItemFailedError as error:
-        from services.trainer.rollout import brief
+        from services.trainer.calls import brief
 
         print(f"worldserve demo: {brief(error)} The same command goes on from here.", file=sys.stderr)
         return 1

@@ -23,11 +23,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from services.trainer.calls import brief
 from services.trainer.directories import is_empty
 from services.trainer.plans import EpisodePlan, unique_run_name
 from services.trainer.policies import FlowPolicy, find_policy, load_policy
 from services.trainer.recipes import parse_command
-from services.trainer.rollout import Client, Policy, Rollout, brief, collect_rollout
+from services.trainer.rollout import Client, Policy, Rollout, collect_rollout
 from services.trainer.run_facts import (
     check_policy_interface,
     contract_fingerprints,

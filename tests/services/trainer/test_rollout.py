@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer import rollout as module
+from services.trainer import calls
+from services.trainer.calls import MAX_RETRIES, brief
 from services.trainer.plans import plan_episodes
-from services.trainer.rollout import EpisodeRecord, RolloutError, brief, collect_rollout
+from services.trainer.rollout import EpisodeRecord, RolloutError, collect_rollout
 from tests.services.trainer.conftest import item_error
 from worldserve.messages import ItemFailedError
 
@@ -19,7 +20,7 @@ STATES = [f"task/train/{n}" for n in range(7)]
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(calls.time, "sleep", lambda seconds: None)
 
 
 def _collect(client: Any, policy: Any, batch: int = 4, **options: Any) -> Any:
@@ -66,7 +67,7 @@ def test_randomness_is_a_function_of_seed_iteration_and_episode() -> None:
 
 
 def test_unavailable_items_are_retried_and_change_nothing(bandit: Any, tiny_policy: Any) -> None:
-    policy, flaky = tiny_policy(), bandit(unavailable={1: 1, 6: module.MAX_RETRIES})
+    policy, flaky = tiny_policy(), bandit(unavailable={1: 1, 6: MAX_RETRIES})
     calm, retried = _collect(bandit(), policy), _collect(flaky, policy)
     assert retried.failures == []
     assert torch.equal(calm.samples["actions"], retried.samples["actions"])
