@@ -206,19 +206,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show(found: Mapping[str, Any]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    table = Table(title=f"gates of {found['gates_file']['path']} ({found['gates_file']['sha256'][:12]})")
-    for name in ("figure", "measured", "on", "gate", ""):
-        table.add_column(name, overflow="fold")
+    console = Console(width=max(Console().width, 110))  # figures are read whole, also in an 80-column log
+    table = Table(title=f"gates of {found['gates_file']['path']}", title_justify="left", box=box.SIMPLE)
+    for name in ("figure", "measured", "episodes", "states", "gate", ""):
+        table.add_column(name, no_wrap=True)
     for row in found["gates"]:
         known = row["value"] is not None
         interval = f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" if known else "-"
-        episodes = "?" if row["count"] is None else row["count"]
-        rests_on = f"{episodes} episodes, {row['states']} states" if known else "-"
-        table.add_row(row["figure"], interval, rests_on, f"{row['gate']['read']} {row['bound']}", row["outcome"])
+        episodes, states = (str(row[name]) if row[name] is not None else "-" for name in ("count", "states"))
+        gate = f"{row['gate']['read']} {row['bound']}"
+        table.add_row(row["figure"], interval, episodes, states, gate, row["outcome"])
     console.print(table)
     for note in found["notes"]:
         print(f"note: {note}")

@@ -203,7 +203,7 @@ def measure(
             keys = {plan: (checkpoint.name, plan.initial_state_id, plan.entropy[0]) for plan in part}
             todo = [plan for plan in part if keys[plan] not in done]
             if todo:
-                named = [dataclasses.replace(p, episode_id=f"{p.episode_id}-{checkpoint.name}") for p in todo]
+                named = [dataclasses.replace(plan, episode_id=f"{checkpoint.name}/{plan.episode_id}") for plan in todo]
                 rows, failed = run_round(client, reference, checkpoint, named, source, settings)
                 append_jsonl(path, rows)
                 missing += failed

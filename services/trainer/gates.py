@@ -74,7 +74,7 @@ _KEYS = ("at_most", "at_least", "read", "minimum_count", "minimum_states")
 
 @dataclass(frozen=True)
 class Gate:
-    """One bound on one figure; exactly one of `at_most` and `at_least` is a number."""
+    """One bound on one figure; exactly one of `at_most` and `at_least` is a number. A minimum of 0 asks for nothing."""
 
     figure: str
     at_most: float | None
@@ -158,8 +158,8 @@ def _gate(name: str, entry: Any, where: str) -> Gate:
         at_most=bound if bounds[0] == "at_most" else None,
         at_least=bound if bounds[0] == "at_least" else None,
         read=read,
-        minimum_count=_whole(entry.get("minimum_count", 1), f"{where}: minimum_count"),
-        minimum_states=_whole(entry.get("minimum_states", 1), f"{where}: minimum_states"),
+        minimum_count=_whole(entry["minimum_count"], f"{where}: minimum_count") if "minimum_count" in entry else 0,
+        minimum_states=_whole(entry["minimum_states"], f"{where}: minimum_states") if "minimum_states" in entry else 0,
     )
 
 
@@ -217,16 +217,16 @@ def judge(gate: Gate, result: Mapping[str, Any] | None, command: str, confidence
     if problem:
         return Judgement(gate, "fail", f"{problem}; measure it again with `{command}`")
     counts = [_at(result, path) for path in figure.counts]
-    known = [count for count in counts if isinstance(count, int) and not isinstance(count, bool)]
+    known = [found for found in counts if isinstance(found, int) and not isinstance(found, bool)]
     count = min(known, default=interval["count"]) if len(known) == len(counts) else None
     value, low, high = (float(interval[name]) for name in ("value", "low", "high"))
     read = float(interval[gate.read])
     reasons = []
     if not gate.met_by(read):
         reasons.append(f"{gate.read} {read:.3f} is not {gate.bound}")
-    if count is None or count < gate.minimum_count:
-        reasons.append(f"it rests on {'an unknown number of' if count is None else count} episodes and not on "
-                       f"{gate.minimum_count}")  # fmt: skip
+    if gate.minimum_count and (count is None or count < gate.minimum_count):
+        known_count = "an unknown number of" if count is None else str(count)
+        reasons.append(f"it rests on {known_count} episodes and not on {gate.minimum_count}")
     if interval["count"] < gate.minimum_states:
         reasons.append(f"it rests on {interval['count']} states and not on {gate.minimum_states}")
     if interval["confidence"] < confidence - 1e-9:
