@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from services.trainer import calls
-from services.trainer.calls import MAX_RETRIES, brief
+from services.trainer.calls import MAX_RETRIES
 from services.trainer.plans import plan_episodes
 from services.trainer.rollout import EpisodeRecord, RolloutError, collect_rollout
-from tests.services.trainer.conftest import item_error
 from worldserve.messages import ItemFailedError
 
 STATES = [f"task/train/{n}" for n in range(7)]
@@ -108,9 +107,3 @@ def test_recorded_episodes_hold_every_frame_and_both_actions(bandit: Any, tiny_p
         assert (record.frames == expected).all()
         assert (record.executed_actions == record.requested_actions.clip(-1, 1)).all()
     assert (result.images[:, 1] == np.stack([record.frames[10] for record in records])).all()
-
-
-def test_a_failed_call_is_told_by_its_first_item() -> None:
-    first, other = item_error("NOT_FOUND"), item_error("ABORTED")
-    assert brief(ItemFailedError([first])) == str(first)
-    assert brief(ItemFailedError([first, other, other])) == f"{first} (2 more items of the call failed.)"
