@@ -41,8 +41,9 @@ from services.wm_server.measure import predict_rest
 from services.wm_server.model import WorldModel
 from services.wm_server.outcomes import Outcome, as_json, balanced_episodes, outcomes, reward_facts
 from services.wm_server.windows import CHUNK_FRAMES, HISTORY_FRAMES
-from worldserve.client import RewardClient
+from worldserve.client import CallFailedError, RewardClient
 from worldserve.episodes import Episode, EpisodeReader
+from worldserve.messages import ItemFailedError
 
 CONFIDENCE, RESAMPLES = 0.90, 10_000
 HISTORY = tuple(range(CHUNK_FRAMES - HISTORY_FRAMES + 1, CHUNK_FRAMES + 1))
@@ -213,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = run(config)
     except KeyboardInterrupt:
         return 130
-    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, ItemFailedError, CallFailedError) as error:
         print(f"history_check: {error}", file=sys.stderr)
         return 1
     for column in COLUMNS:
