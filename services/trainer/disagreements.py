@@ -53,12 +53,14 @@ class DisagreementVideos:
         found = [DisagreementVideo(**entry) for entry in read_json(path)] if path.exists() else []
         self._videos = {video.episode_id: video for video in found}
 
-    def __len__(self) -> int:
-        return len(self._videos)
+    @property
+    def room(self) -> int:
+        """How many videos may still be added."""
+        return max(0, self._limit - len(self._videos))
 
     def wants(self, row: Mapping[str, Any]) -> bool:
         """Whether this episode is a disagreement without a video, and there is room for one."""
-        return disagrees(row) and row["episode_id"] not in self._videos and len(self) < self._limit
+        return disagrees(row) and row["episode_id"] not in self._videos and self.room > 0
 
     def add(self, row: Mapping[str, Any], reference: NDArray[np.uint8], target: NDArray[np.uint8]) -> None:
         """Writes a video and then the index; both appear whole or not at all.

@@ -86,8 +86,14 @@ class Measurement:
         self.failed: dict[str, str] = {}
 
     def missing(self) -> list[Subject]:
-        """Episodes without a row, and disagreements whose video is still wanted."""
-        return [s for name, s in self._subjects.items() if name not in self.rows or self._videos.wants(self.rows[name])]
+        """Episodes without a row, and disagreements whose video is still wanted, as many as there is room for."""
+        found, room = list[Subject](), self._videos.room
+        for name, subject in self._subjects.items():
+            only_video = name in self.rows
+            if not only_video or (room > 0 and self._videos.wants(self.rows[name])):
+                found.append(subject)
+                room -= only_video
+        return found
 
     def ordered(self) -> list[dict[str, Any]]:
         """The rows, in the order of the data."""

@@ -279,7 +279,9 @@ def test_videos_are_capped_and_a_later_call_adds_those_that_are_missing(
 ) -> None:
     fidelity.main(servers.flags(data, tmp_path, "--videos", "0"))
     assert not (tmp_path / "videos").exists()
+    servers.model.resets.clear()
     fidelity.main(servers.flags(data, tmp_path, "--videos", "2"))
+    assert len(servers.model.resets) == 2
     assert len(json.loads((tmp_path / "videos" / "videos.json").read_text())) == 2
     assert len(rows(tmp_path)) == 6
 
