@@ -92,7 +92,7 @@ class ForksConfig:
     kinds: tuple[Kind, ...] = KINDS
     """Perturbations: "offset" (tool displaced in one direction), "modes" (low cosine modes of the joints), "gripper"
     (closing earlier or later)."""
-    sizes_mm: tuple[float, ...] = (4.0, 8.0, 14.0, 22.0, 32.0)
+    sizes_mm: tuple[float, ...] = (4.0, 8.0, 14.0, 22.0, 34.0, 50.0)
     """Sizes of "offset" and "modes" to try, growing: the tool centre's largest displacement."""
     sizes_actions: tuple[float, ...] = (3.0, 6.0, 10.0, 16.0, 24.0)
     """Sizes of "gripper" to try, growing: by how many actions (60 ms each) it closes earlier or later."""
