@@ -1,6 +1,8 @@
 """One run on several processes: who does what, and the transformer sharded over them with FSDP2.
 
-    torchrun --nproc-per-node 8 -m services.wm_server.finetune_wm --data runs/rollouts --out runs/wm --start weights/bwm
+    torchrun --nproc-per-node 8 -m -- services.wm_server.finetune_wm --data runs/rollouts --out runs/wm --start MODEL
+
+(The `--` after `-m` keeps torchrun from reading `--start` as an option of its own.)
 
 Every rank reads the same files (one file system), draws its share of the same global batch, and holds its share of the
 weights, their average and the optimiser's state. Only rank 0 writes, validates and judges; the others wait for it.

@@ -59,7 +59,7 @@ class FinetuneConfig:
             --gate.reward 127.0.0.1:50053 --gate.data runs/validation --gate.recall 0.8
         worldserve finetune-wm --data runs/noisy --out runs/wm --stage measure --measure-episodes 100 \\
             --reward 127.0.0.1:50053
-        torchrun --nproc-per-node 8 -m services.wm_server.finetune_wm --data runs/rollouts --out runs/wm --start MODEL
+        torchrun --nproc-per-node 8 -m -- services.wm_server.finetune_wm --data runs/rollouts --out runs/wm
         worldserve serve-wm --weights runs/wm/model
     """
 
@@ -302,7 +302,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             run = Finetune(config, placement)
             finished = run.run()
     except KeyboardInterrupt:
-        print(f"interrupted; go on with the same command ({config.out})", file=sys.stderr)
+        print(f"interrupted; go on with the same command ({config.out})", file=sys.stderr, flush=True)
+        if ranks.count > 1:
+            os._exit(130)  # the other ranks are gone, and leaving their group in order would wait for them
         return 130
     except (ValueError, OSError, FloatingPointError, ItemFailedError, CallFailedError) as error:
         print(f"worldserve finetune-wm: {error}", file=sys.stderr)
