@@ -1,9 +1,16 @@
-"""Hashes of files, by which weights and data are named."""
+"""Files and directories on disk: the hashes by which they are named, and directories that are replaced whole.
+
+A directory cannot be replaced in one call, so it takes two renames: the old one aside, the new one in its place. A kill
+between them leaves no directory of that name, but both its versions beside it, and `whole_sibling` finds the newer.
+"""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -11,3 +18,33 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file's bytes, 64 lower-case hex digits; read in pieces, so the file may be larger than memory."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def temporary_sibling(target: Path, suffix: str = "tmp") -> Path:
+    """Where this process prepares `target`, or sets the one before it aside: `.NAME.PID.SUFFIX` beside it."""
+    return target.with_name(f".{target.name}.{os.getpid()}.{suffix}")
+
+
+def replace_directory(source: Path, target: Path) -> None:
+    """Move the directory `source`, which lies beside `target`, over `target`, whether or not that is there."""
+    aside = temporary_sibling(target, "old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if target.exists():
+        os.replace(target, aside)
+    os.replace(source, target)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def siblings(target: Path) -> Iterator[Path]:
+    """What interrupted writers of `target` left beside it, whole or not."""
+    for suffix in ("tmp", "old"):
+        yield from target.parent.glob(f".{glob.escape(target.name)}.*.{suffix}")
+
+
+def whole_sibling(target: Path, age: Callable[[Path], float | None]) -> Path | None:
+    """The newest whole directory that an interrupted writer left beside `target`, or None.
+
+    `age` says how new a directory's content is (larger is newer), or None where it is not whole.
+    """
+    found = [(written, path) for path in siblings(target) if (written := age(path)) is not None]
+    return max(found)[1] if found else None

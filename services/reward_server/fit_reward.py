@@ -16,7 +16,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.reward_server import rounds
 from services.reward_server.card import card
 from services.reward_server.classifier import ClassifierConfig, FrameClassifier
 from services.reward_server.frame_cache import LabelledFrames, labelled_frames
@@ -39,6 +39,7 @@ from services.reward_server.training import TrainingSettings, train
 from worldserve.contract import adjust_bottle_interface
 from worldserve.episodes import EpisodeReader
 from worldserve.files import file_sha256
+from worldserve.settings import refuse_changed_settings
 from worldserve.version import __version__
 
 SUMMARY = "Fit a reward model on the simulator's labels, choose its threshold, measure it."
@@ -150,8 +151,11 @@ def _fit(config: FitRewardConfig) -> tuple[Scorer, dict[str, Any]]:
     optimizer = torch.optim.AdamW(
         classifier.parameters(), config.training.learning_rate, weight_decay=config.training.weight_decay
     )
-    first = _restore(config, classifier, optimizer) if config.resume else _start(config)
-    cpu -= _spent_before(config)
+    key = _resume_key(config, described)
+    if not config.resume:
+        rounds.forget(config.work)
+    first = rounds.restore(config.work, key, classifier, optimizer)
+    cpu -= rounds.spent_cpu_s(config.work)
     total = config.training.rounds * config.training.steps_per_round
     with _progress("training") as advance:
         done = first * config.training.steps_per_round
@@ -163,8 +167,8 @@ def _fit(config: FitRewardConfig) -> tuple[Scorer, dict[str, Any]]:
 
         def on_round(index: int, metrics: Mapping[str, float]) -> None:
             row = {"round": index, **metrics, "cpu_s": time.process_time() - cpu}
-            _write_jsonl(config.work / "metrics.jsonl", [row])
-            _checkpoint(config, classifier, optimizer, index + 1)
+            _write_jsonl(config.work / rounds.METRICS, [row])
+            rounds.save(config.work, key, classifier, optimizer, index + 1)
 
         train(
             classifier, optimizer, data, train_episodes, config.training, config.seed,
@@ -272,81 +276,18 @@ def _refuse_other_model(config: FitRewardConfig, described: Sequence[Mapping[str
     if config.replace:
         return
     facts = stored.get("facts", {})
-    # How many of the rounds were run may change: that is how a run is cut off and finished.
-    before = {name: value for name, value in facts.get("settings", {}).items() if name != "stop_after_round"}
-    now = json.loads(json.dumps(_settings(config)))
-    differing = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-    if [entry.get("sha256") for entry in facts.get("data", [])] != [entry["sha256"] for entry in described]:
-        differing.insert(0, "data")
-    if differing:
-        raise ValueError(
-            f"out: {config.out} holds a reward model of other data or settings (differing: {', '.join(differing)}). "
-            "Give another --out, or --replace to lose that model"
-        )
+    refuse_changed_settings(
+        {"data": [entry.get("sha256") for entry in facts.get("data", [])], **facts.get("settings", {})},
+        {"data": [entry["sha256"] for entry in described], **_settings(config)},
+        what=f"out: {config.out} holds a reward model of other data or settings",
+        advice="Give another --out, or --replace to lose that model.",
+        # How many of the rounds were run may change: that is how a run is cut off and finished.
+        free={"stop_after_round"},
+    )
 
 
-# What a killed run leaves behind ---------------------------------------------------------------------------------
-
-
-def _start(config: FitRewardConfig) -> int:
-    shutil.rmtree(config.work / "newest", ignore_errors=True)
-    (config.work / "metrics.jsonl").unlink(missing_ok=True)
-    return 0
-
-
-def _spent_before(config: FitRewardConfig) -> float:
-    """CPU-seconds of the finished rounds that a resumed run goes on from."""
-    path = config.work / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return float(json.loads(lines[-1])["cpu_s"]) if lines else 0.0
-
-
-def _checkpoint(
-    config: FitRewardConfig, classifier: FrameClassifier, optimizer: torch.optim.Optimizer, rounds: int
-) -> None:
-    from safetensors.torch import save_file
-
-    tensors = {f"model/{name}": value.detach().contiguous().clone() for name, value in classifier.state_dict().items()}
-    for number, entries in optimizer.state_dict()["state"].items():
-        for name, value in entries.items():
-            tensors[f"optimizer/{number}/{name}"] = value.detach().contiguous().clone()
-    target = config.work / "newest"
-    target.mkdir(parents=True, exist_ok=True)
-    temporary = target / f".{os.getpid()}.tmp"
-    facts = {"rounds": str(rounds), "key": _resume_key(config)}
-    save_file(tensors, str(temporary), metadata=facts)
-    os.replace(temporary, target / "state.safetensors")
-
-
-def _restore(config: FitRewardConfig, classifier: FrameClassifier, optimizer: torch.optim.Optimizer) -> int:
-    from safetensors import safe_open
-
-    path = config.work / "newest" / "state.safetensors"
-    if not path.exists():
-        return _start(config)
-    with safe_open(str(path), "pt") as file:
-        facts = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- not a mapping
-    if facts["key"] != _resume_key(config):
-        raise ValueError(
-            f"resume: {path} is of other data or settings; repeat the command that wrote it, or leave out --resume"
-        )
-    classifier.load_state_dict({n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")})
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    parameters = list(classifier.parameters())
-    for name, tensor in tensors.items():
-        if name.startswith("optimizer/"):
-            _, number, entry = name.split("/")
-            like = parameters[int(number)]
-            # In the parameter's memory format: another one takes another code path, and rounds differently.
-            value = torch.empty_like(like).copy_(tensor) if tensor.shape == like.shape else tensor
-            state.setdefault(int(number), {})[entry] = value.detach()
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    return int(facts["rounds"])
-
-
-def _resume_key(config: FitRewardConfig) -> str:
-    text = json.dumps([_settings(config), [entry["sha256"] for entry in _describe(config.data)]], sort_keys=True)
+def _resume_key(config: FitRewardConfig, described: Sequence[Mapping[str, Any]]) -> str:
+    text = json.dumps([_settings(config), [entry["sha256"] for entry in described]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -5,21 +5,34 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from services.sim_server.contract import tabletop_contract
 from services.sim_server.pool import WorkerPool
 from services.sim_server.worker import Done, Failed, RunChunk
 from worldserve.contract import Contract
 from worldserve.episodes import all_initial_states
+from worldserve.episodes.initial_states import SHIFTED_ID, split_shifted_id
 from worldserve.messages import BackendChunk, BackendStep, ItemError, ResetItem, ResetReply
 from worldserve.serving import errors
 
 _log = logging.getLogger("worldserve.sim")
 
 
+@dataclass(frozen=True)
+class _Start:
+    """What a scene is made from, and what the policy is told."""
+
+    scene: Mapping[str, int | float]
+    instruction: str
+
+
 class TabletopBackend:
     """Scenes in worker processes; an episode's seed has no effect.
+
+    Beside the sealed states it knows their shifted variants, `ID:shift_um:DX:DY`: the same scene, the bottle's spawn
+    moved by so many micrometres. A scene is a function of its id alone, in a rebuilt worker too.
 
     Args:
         workers: processes, about one a core.
@@ -57,27 +70,32 @@ class TabletopBackend:
 
     def reset(self, items: Sequence[ResetItem]) -> list[ResetReply | ItemError]:
         """Builds a fresh scene for each item."""
-        known = {item.episode_id: item for item in items if item.initial_state_id in self._states}
-        outcomes = self._pool.open({name: self._states[item.initial_state_id].scene for name, item in known.items()})
+        starts = {item.episode_id: self._start(item.initial_state_id) for item in items}
+        scenes = {name: start.scene for name, start in starts.items() if isinstance(start, _Start)}
+        outcomes = self._pool.open(scenes)
         failed = [name for name, outcome in outcomes.items() if isinstance(outcome, Failed)]
         self._pool.close(failed)
-        return [self._opened(item, outcomes.get(item.episode_id)) for item in items]
+        return [_opened(item, starts[item.episode_id], outcomes.get(item.episode_id)) for item in items]
 
-    def _opened(self, item: ResetItem, outcome: Done | Failed | None) -> ResetReply | ItemError:
-        if outcome is None:
-            known = f"one of {len(self._states)} ids such as {next(iter(self._states))!r}"
-            return errors.initial_state_unknown("initial_state_id", item.initial_state_id, known)
-        if isinstance(outcome, Failed):
-            return _fault("reset", outcome)
-        state = self._states[item.initial_state_id]
-        return ResetReply(
-            item.episode_id,
-            item.initial_state_id,
-            item.seed,
-            outcome.frames[0],
-            outcome.proprioception,
-            state.instruction,
-        )
+    def _start(self, initial_state_id: str) -> _Start | ItemError:
+        """The scene of an id, sealed or shifted, or what is wrong with the id."""
+        try:
+            base, dx_um, dy_um = split_shifted_id(initial_state_id)
+        except ValueError:
+            advice = "Take a sealed state's id, and shift it by as much as the error says at most."
+            return errors.invalid(
+                "initial_state_id", SHIFTED_ID, errors.quote(initial_state_id), advice, "MALFORMED_SHIFT"
+            )
+        if base not in self._states:
+            known = f"one of {len(self._states)} ids such as {next(iter(self._states))!r}, or {SHIFTED_ID}"
+            return errors.initial_state_unknown("initial_state_id", initial_state_id, known)
+        state = self._states[base]
+        moved = {
+            **state.scene,
+            "x_m": state.scene["x_m"] + dx_um * 1e-6,
+            "y_m": state.scene["y_m"] + dy_um * 1e-6,
+        }
+        return _Start(moved, state.instruction)
 
     def step(self, items: Sequence[BackendStep]) -> list[BackendChunk | ItemError]:
         """Runs a chunk in each scene, workers side by side."""
@@ -104,6 +122,21 @@ class TabletopBackend:
     def shutdown(self) -> None:
         """Ends the workers."""
         self._pool.shutdown()
+
+
+def _opened(item: ResetItem, start: _Start | ItemError, outcome: Done | Failed | None) -> ResetReply | ItemError:
+    if isinstance(start, ItemError):
+        return start
+    if outcome is None or isinstance(outcome, Failed):
+        return _fault("reset", outcome or Failed("the pool gave no outcome"))
+    return ResetReply(
+        item.episode_id,
+        item.initial_state_id,
+        item.seed,
+        outcome.frames[0],
+        outcome.proprioception,
+        start.instruction,
+    )
 
 
 def _fault(what: str, outcome: Failed) -> ItemError:

@@ -45,7 +45,10 @@ class CollectConfig:
     episodes: int = 100
     """How many episodes the data set shall hold in the end."""
     initial_states: Path = Path("initial_states/train")
-    """Sealed set of initial states, taken in order and again from the start; test states are refused."""
+    """Sealed set of initial states, taken in order and again from the start."""
+    for_measures: bool = False
+    """Let sealed test states be rolled out, for `worldserve fidelity` and `forks` to read. What is recorded there stays
+    refused by every training job, whatever this says."""
     first_state: int = 0
     """Position in the set of the first episode's state."""
     mode: Literal["mean", "sample"] = "sample"
@@ -199,7 +202,8 @@ def run(config: CollectConfig) -> Collection:
 
     torch.set_num_threads(config.threads)
     states = InitialStateSet.load(config.initial_states)
-    refuse_for_training(states.ids)
+    if not config.for_measures:
+        refuse_for_training(states.ids)
     source = find_policy(config.policy)
     policy, about_policy = load_policy(source), policy_facts(source)
     if config.noise_level is not None:

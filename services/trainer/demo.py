@@ -29,6 +29,7 @@ from services.trainer.run_record import read_json, read_jsonl, write_json
 from worldserve.files import file_sha256
 from worldserve.messages import ItemFailedError
 from worldserve.serving.launcher import Launcher, ServerProcess
+from worldserve.settings import refuse_changed_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -156,27 +157,16 @@ def claim_directory(config: DemoConfig) -> None:
     settings |= {f"ppo.{name}": ppo[name] for name in ppo if name not in {*free, *settings, "resume", "target"}}
     weights = {"policy": config.policy, "world_model": config.world_model, "reward": config.reward}
     settings |= {f"sha256.{name}": file_sha256(path / "model.safetensors") for name, path in weights.items()}
-    path, asked = directory / "demo.json", _plain(settings)
+    path = directory / "demo.json"
     if not path.exists():
         write_json(path, settings)
         return
-    found = read_json(path)
-    differing = sorted(name for name in {*asked, *found} if asked.get(name) != found.get(name))
-    if differing:
-        name = differing[0]
-        raise ValueError(
-            f"out: {directory} holds a demo with other settings ({', '.join(differing)}): {name}: expected "
-            f"{found.get(name)!r}; got {asked.get(name)!r}. Choose another --out, or --fresh to throw it away."
-        )
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON gives it back."""
-    import json
-
-    from services.trainer.run_record import json_safe
-
-    return json.loads(json.dumps(json_safe(value)))
+    refuse_changed_settings(
+        read_json(path),
+        settings,
+        what=f"out: {directory} holds a demo with other settings",
+        advice="Choose another --out, or --fresh to throw it away.",
+    )
 
 
 @dataclass(frozen=True)
@@ -344,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("worldserve demo: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
     except ItemFailedError as error:
-        from services.trainer.rollout import brief
+        from services.trainer.calls import brief
 
         print(f"worldserve demo: {brief(error)} The same command goes on from here.", file=sys.stderr)
         return 1

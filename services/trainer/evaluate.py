@@ -23,11 +23,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from services.trainer.calls import brief
 from services.trainer.directories import is_empty
 from services.trainer.plans import EpisodePlan, unique_run_name
 from services.trainer.policies import FlowPolicy, find_policy, load_policy
 from services.trainer.recipes import parse_command
-from services.trainer.rollout import Client, Policy, Rollout, brief, collect_rollout
+from services.trainer.rollout import Client, Policy, Rollout, collect_rollout
 from services.trainer.run_facts import (
     check_policy_interface,
     contract_fingerprints,
@@ -40,6 +41,7 @@ from services.trainer.statistics import Interval, cluster_interval, paired_boots
 from worldserve.contract import Contract
 from worldserve.files import file_sha256
 from worldserve.messages import ItemFailedError
+from worldserve.settings import refuse_changed_settings
 
 SUMMARY = "Success of a policy on sealed initial states, paired with a reference."
 # What an evaluation writes beside its settings; `--fresh` removes these and nothing else.
@@ -154,17 +156,13 @@ def claim_directory(directory: Path, settings: Mapping[str, Any], fresh: bool = 
     if fresh or not path.exists():
         write_json(path, settings)
         return
-    found = read_json(path)
-    asked = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
-    free = {"batch"}  # what the results do not depend on
-    differing = sorted(n for n in set(found) | set(asked) if n not in free and found.get(n) != asked.get(n))
-    if differing:
-        name = differing[0]
-        expected = repr(found[name]) if name in found else "nothing, it was made before that was recorded"
-        raise ValueError(
-            f"out: {directory} holds an evaluation with other settings ({', '.join(differing)}): {name}: expected "
-            f"{expected}; got {asked.get(name)!r}. Choose another --out, or --fresh to throw it away."
-        )
+    refuse_changed_settings(
+        read_json(path),
+        settings,
+        what=f"out: {directory} holds an evaluation with other settings",
+        advice="Choose another --out, or --fresh to throw it away.",
+        free={"batch"},  # what the results do not depend on
+    )
 
 
 def _collect(client: Client, policy: Policy, plans: list[EpisodePlan], settings: Mapping[str, Any]) -> Rollout:

@@ -33,6 +33,7 @@ from services.trainer.ppo_metrics import (
     summary,
     value_metrics,
 )
+from services.trainer.ppo_stop import Stop, stop_reason
 from services.trainer.rollout import Client, Rollout, collect_rollout, make_observation
 from services.trainer.run_record import RunRecord
 
@@ -269,7 +270,7 @@ class Learner:
                 (loss * share).backward()
             seen.append((share, measured))
         merged = merge(seen)
-        reason = _stop(merged, config) if with_policy else None
+        reason = stop_reason(merged, config) if with_policy else None
         for name, value in merged.items():
             log.setdefault(name, []).append(value)
         if with_policy and reason is None:  # the policy keeps what it has once it should stop
@@ -294,31 +295,6 @@ class Learner:
         with torch.no_grad():
             parts = _slices(np.arange(rollout.rewards.size), self.config.microbatch_size)
             return Prefix.concatenate([self.policy.encode(rollout.observation(rows)) for rows in parts])
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Why an iteration's remaining policy steps are left out: the setting's name, and what a person should know."""
-
-    name: str
-    message: str
-
-
-def _stop(metrics: dict[str, float], config: PPOConfig) -> Stop | None:
-    ratio, kl = metrics["actor/ratio_max"], metrics["actor/approx_kl"]
-    if not (np.isfinite(ratio) and ratio <= config.max_ratio):
-        return Stop(
-            "max_ratio",
-            f"a probability ratio of {ratio:.3g} exceeds max_ratio = {config.max_ratio:g}; the policy's remaining "
-            "steps of this iteration are skipped. If it happens again, lower learning_rate or raise noise_level.",
-        )
-    if config.target_kl is not None and kl > 1.5 * config.target_kl:
-        return Stop(
-            "target_kl",
-            f"approx_kl = {kl:.3g} exceeds 1.5 times target_kl = {config.target_kl:g}; the policy's remaining steps of "
-            "this iteration are skipped. If it happens in every first epoch, lower learning_rate.",
-        )
-    return None
 
 
 def _clip(parameters: list[torch.nn.Parameter], limit: float) -> float:

@@ -17,16 +17,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+# All but `retried` are passed on: other modules take them from here.
+from services.trainer.calls import MAX_BACKOFF_S as MAX_BACKOFF_S
+from services.trainer.calls import MAX_RETRIES as MAX_RETRIES
+from services.trainer.calls import RETRYABLE_CODES as RETRYABLE_CODES
+from services.trainer.calls import brief as brief
+from services.trainer.calls import retried
 from services.trainer.plans import EpisodePlan, plan_episodes
 from services.trainer.policies import PolicyObservation, PolicySample
-from worldserve.messages import FrameSelection, ItemError, ItemFailedError, ResetItem, ResetReply, StepItem, StepReply
+from worldserve.messages import FrameSelection, ItemError, ResetItem, ResetReply, StepItem, StepReply
 
 RewardSource = Literal["verdict", "success", "any"]
 SampleMode = Literal["sample", "mean"]
-
-RETRYABLE_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED", "INTERNAL"})
-MAX_RETRIES = 4
-MAX_BACKOFF_S = 5.0
 
 
 class Client(Protocol):
@@ -245,7 +247,7 @@ class _Wave:
 
     def _reset(self, episodes: list[_Episode]) -> None:
         items = [ResetItem(e.plan.episode_id, e.plan.initial_state_id, seed=e.plan.environment_seed) for e in episodes]
-        for episode, reply in zip(episodes, _call(self._client.reset, items), strict=True):
+        for episode, reply in zip(episodes, retried(self._client.reset, items), strict=True):
             if isinstance(reply, ItemError):
                 episode.failure = EpisodeFailure(episode.plan, -1, reply)
             else:
@@ -288,35 +290,12 @@ class _Wave:
             )
             for e in episodes
         ]
-        for episode, reply in zip(episodes, _call(self._client.step, items), strict=True):
+        for episode, reply in zip(episodes, retried(self._client.step, items), strict=True):
             if isinstance(reply, ItemError):
                 episode.failure = EpisodeFailure(episode.plan, len(episode.replies), reply)
             else:
                 episode.replies.append(reply)
                 episode.frame, episode.state = reply.frames[-1], reply.proprioception
-
-
-def brief(error: ItemFailedError) -> str:
-    """The first failed item and how many more there were: a batch fails as one, and its items say the same."""
-    more = f" ({len(error.errors) - 1} more items of the call failed.)" if len(error.errors) > 1 else ""
-    return f"{error.errors[0]}{more}"
-
-
-def _call(call: Callable[[Any], list[Any]], items: list[Any]) -> list[Any]:
-    """Send items; send again those with an error that may pass. Both calls are idempotent, so this is safe."""
-    replies = call(items)
-    for attempt in range(MAX_RETRIES):
-        again = [i for i, r in enumerate(replies) if isinstance(r, ItemError) and r.code in RETRYABLE_CODES]
-        if not again:
-            break
-        wait_s = max(max(replies[i].retry_after_s or 0.0 for i in again), 0.05 * 2**attempt)
-        time.sleep(min(wait_s, MAX_BACKOFF_S))
-        for i, reply in zip(again, call([items[i] for i in again]), strict=True):
-            replies[i] = reply
-    hopeless = [r for r in replies if isinstance(r, ItemError) and r.code not in RETRYABLE_CODES]
-    if hopeless:
-        raise ItemFailedError(hopeless)
-    return replies
 
 
 def _record(episode: _Episode) -> EpisodeRecord:

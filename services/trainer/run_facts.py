@@ -14,6 +14,7 @@ from services.trainer.policies import FlowPolicy
 from services.trainer.run_record import read_json, write_json
 from worldserve.contract import Contract, fingerprint
 from worldserve.files import file_sha256
+from worldserve.settings import refuse_changed_settings
 from worldserve.version import __version__
 
 
@@ -68,13 +69,13 @@ def check_same_target(directory: Path, contract: Contract, target: str) -> None:
     if before is None:
         return
     now = {"kind": contract.provenance.kind, **contract_fingerprints(contract)}
-    differing = [name for name in now if before.get(name) != now[name]]
-    if differing:
-        listed = "; ".join(f"{name}: expected {before.get(name)!r}, got {now[name]!r}" for name in differing)
-        raise ValueError(
-            f"resume: the run in {directory} went on in {before.get('address')}, a {before.get('kind')}; {target} is "
-            f"another target ({listed}). Start the former server again (its port may change), or give another --out."
-        )
+    former = f"{before.get('address')}, a {before.get('kind')}"
+    refuse_changed_settings(
+        {name: before.get(name) for name in now},
+        now,
+        what=f"resume: the run in {directory} went on in {former}; {target} is another target",
+        advice="Start the former server again (its port may change), or give another --out.",
+    )
 
 
 def policy_facts(directory: Path) -> dict[str, str]:

@@ -22,7 +22,8 @@ from typing import Any, BinaryIO
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.trainer.directories import replace_directory, siblings, temporary_sibling, whole_sibling
+from worldserve.files import replace_directory, siblings, temporary_sibling, whole_sibling
+from worldserve.settings import json_safe, refuse_changed_settings
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -36,17 +37,6 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """A JSON file's value."""
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def json_safe(value: Any) -> Any:
-    """NaN and infinity as null (JSON has neither); tuples as lists, paths as strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -132,7 +122,14 @@ class RunRecord:
                 "or another --out."
             )
         if resume and (directory / "config.json").exists():
-            _refuse_changes(read_json(directory / "config.json"), json_safe(config), {"resume", *may_change}, directory)
+            before = read_json(directory / "config.json")
+            refuse_changed_settings(
+                {name: before[name] for name in config if name in before},  # settings that are gone changed nothing
+                config,
+                what=f"resume: the run in {directory} was started with other settings",
+                advice="Give those, or another --out.",
+                free={"resume", *may_change},
+            )
         write_json(directory / "config.json", config)
         from torch.utils.tensorboard import SummaryWriter
 
@@ -239,18 +236,6 @@ def _began(directory: Path) -> bool:
     rows = [directory / name for name in ("episodes.jsonl", "metrics.jsonl")]
     any_rows = any(path.exists() and path.stat().st_size > 0 for path in rows)
     return any_rows or (directory / "policy").exists() or any((directory / "checkpoints").glob("*"))
-
-
-def _refuse_changes(
-    before: Mapping[str, Any], now: Mapping[str, Any], may_change: Collection[str], directory: Path
-) -> None:
-    changed = [name for name in now if name not in may_change and before.get(name) != now[name]]
-    if changed:
-        differences = "; ".join(f"{name}: expected {before.get(name)!r}, got {now[name]!r}" for name in changed)
-        raise ValueError(
-            f"resume: the run in {directory} was started with other settings ({differences}). Give those, or another "
-            "--out."
-        )
 
 
 def _iteration(checkpoint: Path) -> int:

@@ -121,6 +121,82 @@ def _bootstrap_mean(
     return Interval(float(values.mean()), float(low), float(high), len(values), confidence)
 
 
+def cluster_ratio(
+    numerators: ArrayLike,
+    denominators: ArrayLike,
+    generator: np.random.Generator,
+    confidence: float = DEFAULT_CONFIDENCE,
+    resamples: int = DEFAULT_RESAMPLES,
+) -> Interval:
+    """Sum of `numerators` over sum of `denominators`, with a percentile bootstrap over states.
+
+    Entry i of each is state i's: for fake success, its failures read as success and its failures. States of many
+    episodes weigh more than in `cluster_interval`. `count` is the number of states with a denominator above 0. Where
+    few states have one, resamples without any are left out; where no episode counts or every one does, the interval
+    has no width, whatever the number of episodes: read `count` with it.
+
+    Raises:
+        ValueError: for denominators that sum to 0, or numbers that are negative or not finite.
+    """
+    parts = _ratio_parts(numerators, denominators)
+    sums = _resampled_sums(parts, generator, confidence, resamples)
+    return _percentiles(_ratios(parts.sum(axis=0))[0], _ratios(sums)[:, 0], int((parts[:, 1] > 0).sum()), confidence)
+
+
+def cluster_ratio_difference(
+    first: tuple[ArrayLike, ArrayLike],
+    second: tuple[ArrayLike, ArrayLike],
+    generator: np.random.Generator,
+    confidence: float = DEFAULT_CONFIDENCE,
+    resamples: int = DEFAULT_RESAMPLES,
+) -> Interval:
+    """Ratio of sums `first` minus ratio of sums `second`, each (numerators, denominators) of the same states.
+
+    Both are taken from the same resampled states, as `cluster_ratio` takes one. `count` is the number of states.
+    """
+    one, other = _ratio_parts(*first), _ratio_parts(*second)
+    if len(one) != len(other):
+        raise ValueError(f"second: expected {len(one)} states as in first; got {len(other)}")
+    parts = np.concatenate([one, other], axis=1)
+    value = _ratios(parts.sum(axis=0))
+    resampled = _ratios(_resampled_sums(parts, generator, confidence, resamples))
+    return _percentiles(value[0] - value[1], resampled[:, 0] - resampled[:, 1], len(parts), confidence)
+
+
+def _ratio_parts(numerators: ArrayLike, denominators: ArrayLike) -> NDArray[np.float64]:
+    """float64 (states, 2)."""
+    above, below = _finite(numerators, "numerators", 1), _finite(denominators, "denominators", 1)
+    if above.shape != below.shape:
+        raise ValueError(f"numerators: expected {below.size} states as in denominators; got {above.size}")
+    if above.min() < 0 or below.min() < 0 or not below.sum() > 0:
+        raise ValueError("numerators, denominators: expected numbers of at least 0, denominators with a sum above 0")
+    return np.stack([above, below], axis=1)
+
+
+def _resampled_sums(
+    parts: NDArray[np.float64], generator: np.random.Generator, confidence: float, resamples: int
+) -> NDArray[np.float64]:
+    """Sums (resamples, columns) of `parts` (states, columns) over as many states drawn with replacement."""
+    _check_confidence(confidence)
+    if resamples < 100:
+        raise ValueError(f"resamples: expected at least 100; got {resamples}")
+    states = len(parts)
+    return generator.multinomial(states, np.full(states, 1.0 / states), size=resamples) @ parts
+
+
+def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(..., 2 k) numerators and denominators by turns as (..., k); NaN where there is no denominator."""
+    above, below = sums[..., ::2], sums[..., 1::2]
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+
+
+def _percentiles(value: float, resampled: NDArray[np.float64], count: int, confidence: float) -> Interval:
+    defined = resampled[np.isfinite(resampled)]
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(defined, [tail, 1.0 - tail])
+    return Interval(float(value), float(low), float(high), count, confidence)
+
+
 def explained_variance(predictions: ArrayLike, targets: ArrayLike) -> float:
     """1 - Var(targets - predictions) / Var(targets); NaN where the targets do not vary."""
     predicted = _finite(np.ravel(predictions), "predictions", 1)

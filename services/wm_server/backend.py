@@ -8,7 +8,7 @@ import os
 import platform
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 # Read when torch is imported: threads that spin while they wait starve the other processes of a small machine.
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.wm_server.model import WorldModel
+from services.wm_server.sampler import shifted_sigmas
 from services.wm_server.windows import CHUNK_FRAMES, HISTORY_FRAMES, Window, build_window, conditioning_poses
 from worldserve.contract import Contract, adjust_bottle
 from worldserve.episodes import InitialState, all_initial_states
@@ -198,6 +199,7 @@ def build_backend(
     initial_states: str | os.PathLike[str],
     threads: int = 1,
     reward_fingerprint: str = "",
+    sampler_steps: int = 0,
 ) -> WorldModelBackend:
     """The backend of `worldserve serve-wm`.
 
@@ -206,9 +208,13 @@ def build_backend(
         initial_states: directory of the sealed sets.
         threads: CPU threads of torch, for the whole process.
         reward_fingerprint: provenance fingerprint of the reward server; "" without one.
+        sampler_steps: draw in so many steps, at `shifted_sigmas`; 0 takes the model's own noise levels.
 
     Raises:
         FileNotFoundError, ValueError: when weights or states are missing, damaged, or do not fit together.
     """
     torch.set_num_threads(threads)
-    return WorldModelBackend(WorldModel.load(Path(weights)), all_initial_states(initial_states), reward_fingerprint)
+    model = WorldModel.load(Path(weights))
+    if sampler_steps:
+        model.sampler = replace(model.sampler, sigmas=shifted_sigmas(sampler_steps))
+    return WorldModelBackend(model, all_initial_states(initial_states), reward_fingerprint)

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from services.wm_server.distributed import full_state, full_tensor, like, load_full_state, local
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -50,7 +52,8 @@ def save_tensors(state: Mapping[str, torch.Tensor], path: Path, metadata: Mappin
     """A safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    save_file({name: value.detach().contiguous().clone() for name, value in state.items()}, str(temporary), metadata)
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
+    save_file(tensors, str(temporary), metadata)
     os.replace(temporary, path)
 
 
@@ -59,19 +62,28 @@ def save_training(
     models: Mapping[str, nn.Module],
     optimizer: torch.optim.Optimizer,
     progress: Mapping[str, Any],
+    write: bool = True,
 ) -> None:
-    """Replaces the checkpoint in `directory`: one file a model, the optimiser's tensors, `progress` (with "step")."""
+    """Replaces the checkpoint in `directory`: one file a model, the optimiser's tensors, `progress` (with "step").
+
+    Whole CPU tensors, whatever the device and however many ranks: a run may go on elsewhere. Where models are sharded
+    every rank must call this, and only one of them with `write`.
+    """
+    states = {name: full_state(model, write) for name, model in models.items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for number, entries in optimizer.state_dict()["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                whole = full_tensor(value)
+                if write:
+                    tensors[f"{number}/{key}"] = whole.cpu()
+    if not write:
+        return
     staging = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
-    for name, model in models.items():
-        save_tensors(model.state_dict(), staging / f"{name}.safetensors")
-    tensors = {
-        f"{number}/{key}": value
-        for number, entries in optimizer.state_dict()["state"].items()
-        for key, value in entries.items()
-        if isinstance(value, torch.Tensor)
-    }
+    for name, state in states.items():
+        save_tensors(state, staging / f"{name}.safetensors")
     save_tensors(tensors, staging / "optimizer.safetensors")
     write_json(staging / "progress.json", dict(progress))
     old = directory.with_name(f".{directory.name}.{os.getpid()}.old")
@@ -110,21 +122,26 @@ def _recover(directory: Path, files: list[str]) -> None:
 
 
 def load_training(
-    directory: Path, models: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer
+    directory: Path, models: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, write: bool = True
 ) -> dict[str, Any] | None:
     """Inverse of `save_training`: loads in place and returns the progress; None where there is no checkpoint.
 
-    A checkpoint that a kill left beside `directory`, half-way through its replacement, is moved there first.
+    A checkpoint that a kill left beside `directory`, half-way through its replacement, is moved there first, unless
+    `write` is False (another rank has done it).
     """
-    _recover(directory, ["progress.json", "optimizer.safetensors", *(f"{name}.safetensors" for name in models)])
+    if write:
+        _recover(directory, ["progress.json", "optimizer.safetensors", *(f"{name}.safetensors" for name in models)])
     if not (directory / "progress.json").exists():
         return None
     for name, model in models.items():
-        model.load_state_dict(load_file(str(directory / f"{name}.safetensors")))
+        load_full_state(model, load_file(str(directory / f"{name}.safetensors")))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in load_file(str(directory / "optimizer.safetensors")).items():
         number, _, name = key.partition("/")
-        state.setdefault(int(number), {})[name] = value
+        parameter = parameters[int(number)]
+        held = like(value, parameter) if value.shape == parameter.shape else value
+        state.setdefault(int(number), {})[name] = held
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     progress: dict[str, Any] = json.loads((directory / "progress.json").read_text(encoding="utf-8"))
     return progress
@@ -135,13 +152,15 @@ class Average(Generic[Model]):
 
     def __init__(self, source: Model, copy: Model, decay: float) -> None:
         self.source, self.model, self.decay = source, copy, decay
-        self.model.load_state_dict(source.state_dict())
         self.model.requires_grad_(False)
+        with torch.no_grad():
+            for average, value in zip(copy.state_dict().values(), source.state_dict().values(), strict=True):
+                local(average).copy_(local(value))
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """After optimiser step number `step`; early averages forget fast, or the initial weights would stay in them."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        averages: list[torch.Tensor] = list(self.model.parameters())
-        values: list[torch.Tensor] = list(self.source.parameters())
+        averages = [local(parameter.detach()) for parameter in self.model.parameters()]
+        values = [local(parameter.detach()) for parameter in self.source.parameters()]
         torch._foreach_lerp_(averages, values, 1.0 - decay)

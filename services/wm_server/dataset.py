@@ -84,7 +84,7 @@ def encode_windows(
     out: Path,
     seed: int,
     key: Mapping[str, Any],
-) -> LatentWindows:
+) -> list[Path]:
     """Encodes windows of all episodes into `out`, in shards of 64 episodes, each written whole or not at all.
 
     A shard that is there with the same `key` (codec, choices, episodes) is kept, so an interrupted run goes on, and two
@@ -103,12 +103,13 @@ def encode_windows(
             wanted = json.loads(json.dumps(facts, default=str))
             shard = out / f"shard_{number:04d}"
             index = shard / "index.json"
-            if not index.exists() or json.loads(index.read_text(encoding="utf-8"))["key"] != wanted:
+            whole = index.exists() and (shard / "anchors.npy").exists()  # older shards have no anchors
+            if not whole or json.loads(index.read_text(encoding="utf-8"))["key"] != wanted:
                 part = EpisodeSubset(episodes.reader, [episodes.positions[position] for position in positions])
                 _encode_shard(part, codec, statistics, choice, pose_format, shard, [seed, 3, number], wanted)
             shards.append(shard)
             bar.update(task, advance=len(positions))
-    return LatentWindows(shards)
+    return shards
 
 
 @torch.inference_mode()
@@ -128,6 +129,7 @@ def _encode_shard(
     rows: list[dict[str, Any]] = []
     arrays: dict[str, list[NDArray[Any]]] = {"latents": [], "weights": [], "conditioning": [], "anchors": []}
     random = np.random.default_rng(seed)
+    device = next(codec.parameters()).device
     try:
         for episode in episodes:
             frames, poses = episode.frames, episode_poses(episode, pose_format)
@@ -139,9 +141,9 @@ def _encode_shard(
                 arrays["anchors"].append(np.ascontiguousarray(shown[0]))
                 for start in starts:
                     window = build_window(shown, moved, start, statistics, future=True)
-                    pixels = to_float(torch.from_numpy(np.ascontiguousarray(window.pixels)))
-                    arrays["latents"].append(codec.encode(pixels[None])[0].numpy().astype(np.float16))
-                    arrays["weights"].append(window_weights(pixels, choice).numpy().astype(np.float16))
+                    pixels = to_float(torch.from_numpy(np.ascontiguousarray(window.pixels)).to(device))
+                    arrays["latents"].append(codec.encode(pixels[None])[0].cpu().numpy().astype(np.float16))
+                    arrays["weights"].append(window_weights(pixels, choice).cpu().numpy().astype(np.float16))
                     arrays["conditioning"].append(window.conditioning)
                     facts = {"episode_id": episode.episode_id, "initial_state_id": episode.initial_state_id}
                     anchor = len(arrays["anchors"]) - 1
@@ -167,13 +169,9 @@ class Batch:
     conditioning: Tensor
     anchors: Tensor
 
-
-_S: dict = {}
-def _states():
-    if not _S:
-        from worldserve.episodes import all_initial_states
-        _S.update(all_initial_states("/work/main/initial_states"))
-    return _S
+    def to(self, device: torch.device) -> Batch:
+        """The same on `device`."""
+        return Batch(*(value.to(device) for value in (self.latents, self.weights, self.conditioning, self.anchors)))
 
 
 class LatentWindows:
@@ -188,14 +186,7 @@ class LatentWindows:
         for number, shard in enumerate(shards):
             rows = json.loads((shard / "index.json").read_text(encoding="utf-8"))["rows"]
             names = ("latents", "weights", "conditioning", "anchors")
-            part = {name: np.load(shard / f"{name}.npy", mmap_mode="r") for name in names if (shard/f"{name}.npy").exists()}
-            if "anchors" not in part:
-                st = _states()
-                part["anchors"] = []
-                for k, row in enumerate(rows):
-                    f = st[row["initial_state_id"]].frame
-                    row["anchor"] = k
-                    part["anchors"].append(f[:, ::-1] if row["mirrored"] else f)
+            part = {name: np.load(shard / f"{name}.npy", mmap_mode="r") for name in names}
             windows = [value for name, value in part.items() if name != "anchors"]
             if part["conditioning"].shape[1] != WINDOW_FRAMES or any(len(v) != len(rows) for v in windows):
                 raise ValueError(f"{shard}: expected {len(rows)} windows of {WINDOW_FRAMES} frames; encode them again")
@@ -213,8 +204,9 @@ class LatentWindows:
             values = [self._parts[part][name][row] for part, row in (self._where[int(index)] for index in rows)]
             return torch.from_numpy(np.stack(values).astype(np.float32))
 
-        anchors = [self._parts[part]["anchors"][self.rows[int(i)]["anchor"]] for i in rows for part in [self._where[int(i)][0]]]
-        return Batch(gather("latents"), gather("weights"), gather("conditioning"), torch.from_numpy(np.stack(anchors)))
+        places = [(self._where[int(index)][0], self.rows[int(index)]["anchor"]) for index in rows]
+        anchors = np.stack([self._parts[part]["anchors"][anchor] for part, anchor in places])
+        return Batch(gather("latents"), gather("weights"), gather("conditioning"), torch.from_numpy(anchors))
 
     def probabilities(self, start_weights: Mapping[int, float], failure_fraction: float | None) -> NDArray[np.float64]:
         """How often each window is drawn.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -20,6 +20,10 @@ class EpisodeSubset(Sequence[Episode]):
     def infos(self) -> list[EpisodeInfo]:
         """`infos[i]` belongs to `self[i]`."""
         return [self.reader.infos[position] for position in self.positions]
+
+    def where(self, chosen: Callable[[EpisodeInfo], bool]) -> EpisodeSubset:
+        """Those of whose facts `chosen` says so, in order."""
+        return EpisodeSubset(self.reader, [p for p in self.positions if chosen(self.reader.infos[p])])
 
     def __len__(self) -> int:
         return len(self.positions)

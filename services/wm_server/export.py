@@ -25,10 +25,11 @@ import torch
 from safetensors.torch import load_file
 
 from services.wm_server import checkpoint
-from services.wm_server.episodes import EpisodeSubset, load_episodes
+from services.wm_server.episodes import load_episodes
 from services.wm_server.finetune_wm import last_frames
 from services.wm_server.measure import FinalFrameScorer, moving_error, outcome_accuracy
 from services.wm_server.model import WorldModel
+from services.wm_server.outcomes import balanced_episodes
 from services.wm_server.windows import CHUNK_FRAMES, build_window
 from worldserve.files import file_sha256
 
@@ -73,14 +74,6 @@ def store_half(source: Path, destination: Path) -> None:
     config["sha256"] = file_sha256(destination / "model.safetensors")
     config["stored_dtype"] = "float16"
     checkpoint.write_json(destination / "config.json", config)
-
-
-def balanced_episodes(validation: EpisodeSubset, count: int) -> EpisodeSubset:
-    """At most `count` held-out episodes, failures and successes in turn."""
-    labels = [bool(info.success) for info in validation.infos]
-    kinds = [[i for i, label in enumerate(labels) if label is kind] for kind in (False, True)]
-    order = [i for pair in zip(*kinds) for i in pair] or list(range(len(labels)))
-    return EpisodeSubset(validation.reader, [validation.positions[i] for i in order[:count]])
 
 
 def chunk_cpu_ms(model: WorldModel, episode: Any, repeats: int = 5) -> dict[str, float]:
@@ -134,6 +127,8 @@ def card_text(config: Mapping[str, Any], command: str, note: str) -> str:
         f"({card['training_failures']} failures), {card['held_out_episodes']} held out by initial state",
         f"- Training: {card['steps']} steps, {card['cpu_s']:.0f} CPU-seconds, seed {card['seed']}",
     ]
+    if "gate" in card:
+        lines.append(f"- Stop gate: {card['gate']['why']}")
     if command:
         lines.append(f"- Command: `{command}`")
     if note:

@@ -23,15 +23,22 @@ from services.wm_server import checkpoint
 from services.wm_server.codec import VideoCodec
 from services.wm_server.codec_training import CodecTrainingConfig, train_codec
 from services.wm_server.dataset import LatentWindows, WindowChoice, encode_windows, pose_statistics
-from services.wm_server.episodes import EpisodeSubset, load_episodes
+from services.wm_server.devices import move_model, resolved_precision, torch_device
+from services.wm_server.distributed import Placement, joined, launched_ranks
+from services.wm_server.episodes import load_episodes
+from services.wm_server.gate import GateConfig, StopGate, gate_episodes
 from services.wm_server.measure import FinalFrameScorer, moving_error, outcome_accuracy
+from services.wm_server.mixing import check_data_weights, directory_of_episodes
 from services.wm_server.model import WorldModel
+from services.wm_server.outcomes import as_json, balanced_episodes, outcomes, reward_facts
 from services.wm_server.run_settings import of_start_model, refuse_changes
 from services.wm_server.sampler import SamplerConfig
 from services.wm_server.transformer import BwmTransformer
 from services.wm_server.transformer_training import TransformerTraining, TransformerTrainingConfig, latent_errors
 from services.wm_server.windows import PoseStatistics
+from worldserve.client import CallFailedError, RewardClient
 from worldserve.files import file_sha256
+from worldserve.messages import ItemFailedError
 
 SUMMARY = "Train or fine-tune a world model on recorded episodes; interrupted runs go on where they were."
 STAGES = ("codec", "latents", "transformer", "measure")
@@ -47,7 +54,12 @@ class FinetuneConfig:
     Examples:
         worldserve finetune-wm --data runs/demos runs/noisy --out runs/wm
         worldserve finetune-wm --data runs/rollouts --out runs/wm-tuned --start weights/bwm-mini --transformer.steps 750
-        worldserve finetune-wm --data runs/noisy --out runs/wm --stage measure --measure-episodes 100
+        worldserve finetune-wm --data runs/demos runs/rollouts --transformer.data-weights 1 3 --out runs/wm-mixed
+        worldserve finetune-wm --data runs/rollouts --out runs/wm-gated --start weights/bwm-mini \\
+            --gate.reward 127.0.0.1:50053 --gate.data runs/validation --gate.recall 0.8
+        worldserve finetune-wm --data runs/noisy --out runs/wm --stage measure --measure-episodes 100 \\
+            --reward 127.0.0.1:50053
+        torchrun --nproc-per-node 8 -m -- services.wm_server.finetune_wm --data runs/rollouts --out runs/wm
         worldserve serve-wm --weights runs/wm/model
     """
 
@@ -60,12 +72,18 @@ class FinetuneConfig:
     start: Path | None = None
     """A model to begin with: its codec, statistics, pose format, size of the network (`transformer.model`) and history
     noise are kept (leave those settings out), its transformer is trained on."""
+    codec_of: Path | None = None
+    """A model whose codec, statistics and pose format are kept while a new transformer is trained; not with `start`."""
+    latents: Path | None = None
+    """Where windows are encoded to, one directory for each of `data`; runs with one codec may share it. None: in OUT."""
     codec: CodecTrainingConfig = field(default_factory=CodecTrainingConfig)
-    """The codec's training; unused with `start`."""
+    """The codec's training; unused with `start` and `codec_of`."""
     windows: WindowChoice = field(default_factory=WindowChoice)
     """Which windows are encoded."""
     transformer: TransformerTrainingConfig = field(default_factory=TransformerTrainingConfig)
     """The transformer's training."""
+    gate: GateConfig = field(default_factory=GateConfig)
+    """When training stops by itself, and which step is kept."""
     sigmas: tuple[float, ...] = (1.0,)
     """Noise levels of the sampler that the model is saved with."""
     pose_format: Literal["rotation_columns", "euler"] = "rotation_columns"
@@ -74,10 +92,17 @@ class FinetuneConfig:
     """Share of initial states whose episodes validate and never train."""
     seed: int = 0
     """Of weights, batches and noise."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where networks compute; cuda is also the name of AMD's (ROCm). auto takes an accelerator where there is one. The
+    codec is trained on the CPU."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of the transformer's training: bf16 autocast over fp32 weights, on accelerators alone."""
     threads: int = 1
     """CPU threads."""
     measure_episodes: int = 60
     """Held-out episodes that the last stage draws."""
+    reward: str = ""
+    """HOST:PORT of a reward server whose verdicts the last stage reports too."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.held_out_fraction < 1.0:
@@ -90,42 +115,54 @@ class FinetuneConfig:
             )
         if not self.data:
             raise ValueError("data: expected at least one directory of recorded episodes; got none")
+        if self.start is not None and self.codec_of is not None:
+            raise ValueError("start, codec_of: expected one of them; got both. A start model brings its codec")
+        check_data_weights(self.transformer.data_weights, self.data)
 
 
 class Finetune:
     """One run: the stages over one configuration."""
 
-    def __init__(self, config: FinetuneConfig) -> None:
+    def __init__(self, config: FinetuneConfig, placement: Placement | None = None) -> None:
+        self.placement = placement or Placement()
+        self.ranks = self.placement.ranks
+        self.gate_passed: bool | None = None
         self.start = WorldModel.load(config.start) if config.start else None
+        self.source = WorldModel.load(config.codec_of) if config.codec_of else self.start
         if self.start is not None and config.stage != "measure":
             transformer = of_start_model(config.transformer, config.pose_format, self.start)
             pose_format = cast(Literal["rotation_columns", "euler"], self.start.pose_format)
             config = replace(config, transformer=transformer, pose_format=pose_format)
+        elif self.source is not None and self.source.pose_format != config.pose_format:
+            raise ValueError(f"pose_format: expected {self.source.pose_format!r}, codec_of's; got {config.pose_format!r}")
         self.config, self.out = config, config.out
         refuse_changes(self.out, config.stage, asdict(config))
         self.training, self.validation = load_episodes(config.data, config.held_out_fraction)
-        if config.stage != "measure":
+        self.gate = self._gate() if config.gate.reward and config.stage in ("all", "transformer") else None
+        if config.stage != "measure" and self.ranks.is_main:
             checkpoint.write_json(self.out / "config.json", asdict(config))
 
     def run(self) -> bool:
-        """Runs the stages; False when the transformer stopped early, to be gone on with."""
+        """Runs the stages; False when the transformer was interrupted by `stop_after_cpu_s`, to be gone on with."""
         chosen = STAGES if self.config.stage == "all" else (self.config.stage,)
         for stage in chosen:
             if stage == "codec":
-                self.codec()
+                with self.ranks.main_first():
+                    self.codec()
             elif stage == "latents":
-                self.latents()
+                with self.ranks.main_first():
+                    self.latents()
             elif stage == "transformer":
                 if not self.transformer():
                     return False
-            else:
+            elif self.ranks.is_main:
                 self.measure()
         return True
 
     def codec(self) -> VideoCodec:
-        """The start model's codec, the trained one, or one trained now."""
-        if self.start is not None:
-            return self.start.codec
+        """The start model's (or codec_of's) codec, the trained one, or one trained now."""
+        if self.source is not None:
+            return self.source.codec
         path = self.out / "codec.safetensors"
         if not path.exists():
             return train_codec(self.training, self.config.codec, self.out, self.config.seed).eval()
@@ -134,10 +171,10 @@ class Finetune:
         return codec.eval()
 
     def statistics(self) -> PoseStatistics:
-        """The start model's pose percentiles, or those of the training episodes."""
+        """The start model's (or codec_of's) pose percentiles, or those of the training episodes."""
         path = self.out / "pose_statistics.safetensors"
-        if self.start is not None:
-            return self.start.statistics
+        if self.source is not None:
+            return self.source.statistics
         if not path.exists():
             found = pose_statistics(self.training, self.config.pose_format, self.config.windows.mirror)
             state = {"low": torch.from_numpy(found.low), "high": torch.from_numpy(found.high)}
@@ -148,32 +185,57 @@ class Finetune:
     def latents(self) -> tuple[LatentWindows, LatentWindows]:
         """Training and validation windows, encoded now where they are not there."""
         config, codec = self.config, self.codec()
-        checkpoint.save_tensors(codec.state_dict(), self.out / "latents" / "codec.safetensors")
+        out = config.latents or self.out / "latents"
+        if self.ranks.is_main:
+            checkpoint.save_tensors(codec.state_dict(), self.out / "latents" / "codec.safetensors")
         key = {"codec": file_sha256(self.out / "latents" / "codec.safetensors")}
+        place = directory_of_episodes(config.data)
+        codec.to(self.placement.device)
         made = []
         for name, episodes in (("training", self.training), ("validation", self.validation)):
             choice = config.windows if name == "training" else WindowChoice(random_starts=0, mirror=False)
-            directory = self.out / "latents" / name
-            args = (self.statistics(), choice, config.pose_format, directory, config.seed, key)
-            made.append(encode_windows(episodes, codec, *args))
+            shards: list[Path] = []
+            for number, directory in enumerate(latent_directories(config.data)):
+                part = episodes.where(lambda info, number=number: place[info.episode_id] == number)  # type: ignore[misc]
+                args = (self.statistics(), choice, config.pose_format, out / directory / name, config.seed, key)
+                shards += encode_windows(part, codec, *args)
+            made.append(LatentWindows(shards))
+        codec.cpu()
         return made[0], made[1]
 
     def transformer(self) -> bool:
-        """Trains and saves the model; False when it stopped early."""
-        config = self.config
-        training_windows, validation_windows = self.latents()
-        training = TransformerTraining(training_windows, config.transformer, self.out, config.seed)
-        if self.start is not None:
-            training.start_from(self.start.transformer.state_dict())
+        """Trains and saves the model; False when it was interrupted."""
+        config, gate = self.config, self.gate
+        with self.ranks.main_first():
+            training_windows, validation_windows = self.latents()
+        start = self.start.transformer.state_dict() if self.start is not None else None
+        directories = directory_of_episodes(config.data) if config.transformer.data_weights else None
+        run = (training_windows, config.transformer, self.out, config.seed, self.placement, start, directories, self.statistics())
+        training = TransformerTraining(*run)
 
-        def validate(model: BwmTransformer) -> dict[str, Any]:
-            self._save(training)
-            return latent_errors(model, validation_windows, 160, config.seed)
+        def validate(average: BwmTransformer) -> dict[str, Any]:
+            self._save(self.out / "model", average, training.step, training.cpu_s)
+            return latent_errors(average, validation_windows, 160, config.seed)
 
-        finished = training.run(validate)
-        if self._saved_step() != training.step:  # killed after the last checkpoint, before its model was written
-            self._save(training)
+        if gate is not None:
+            gate.save = lambda path, average: self._save(path, average, training.step, training.cpu_s)
+        finished = training.run(validate, gate)
+        kept = gate is not None and finished and gate.kept is not None
+        average = None if kept else training.averaged()
+        if average is not None and self._saved_step() != training.step:
+            # Killed after the last checkpoint, before its model was written.
+            self._save(self.out / "model", average, training.step, training.cpu_s)
+        if gate is not None and finished and self.ranks.is_main:
+            self.gate_passed = gate.finish()
         return finished
+
+    def _gate(self) -> StopGate:
+        config = self.config
+        episodes = gate_episodes(config.gate, self.training, self.validation)
+        gate = StopGate(config.gate, self.out, config.transformer.steps, self.start is not None, episodes, self._model)
+        if self.ranks.is_main:
+            gate.check_reward()
+        return gate
 
     def _saved_step(self) -> int | None:
         path = self.out / "model" / "config.json"
@@ -182,30 +244,31 @@ class Finetune:
         step: int = json.loads(path.read_text(encoding="utf-8"))["card"]["steps"]
         return step
 
-    def _save(self, training: TransformerTraining) -> None:
-        config = self.config
-        codec = self.codec()
+    def _model(self, average: BwmTransformer) -> WorldModel:
+        config, codec = self.config, self.codec().to(average_device(average))
         sampler = SamplerConfig(config.sigmas, config.transformer.history_noise)
-        average = BwmTransformer(config.transformer.model)
-        average.load_state_dict(training.average.model.state_dict())
-        model = WorldModel(codec, average, sampler, self.statistics(), config.pose_format)
+        return WorldModel(codec, average, sampler, self.statistics(), config.pose_format)
+
+    def _save(self, directory: Path, average: BwmTransformer, step: int, cpu_s: float) -> None:
+        config, model = self.config, self._model(average)
         failures = sum(info.success is False for info in self.training.infos)
         card = {
             "data": [str(directory) for directory in config.data],
             "training_episodes": len(self.training),
             "training_failures": failures,
             "held_out_episodes": len(self.validation),
-            "steps": training.step,
-            "cpu_s": training.cpu_s,
+            "steps": step,
+            "cpu_s": cpu_s,
             "seed": config.seed,
             "config": asdict(config),
         }
-        model.save(self.out / "model", card)
+        model.save(directory, card)
 
     def measure(self) -> dict[str, Any]:
         """Draws held-out episodes: moving pixels with right and shuffled actions, and outcomes."""
         model = WorldModel.load(self.out / "model")
-        episodes = self._measured()
+        move_model(model, self.placement.device)
+        episodes = balanced_episodes(self.validation, self.config.measure_episodes)
         moving = moving_error(model, episodes[: max(1, self.config.measure_episodes // 3)])
         result: dict[str, Any] = {"moving": {**asdict(moving), "gap_db": moving.gap_db}, "steps": model.sampler.sigmas}
         if {bool(episode.success) for episode in episodes} == {True, False}:
@@ -219,16 +282,27 @@ class Finetune:
                 "balanced": accuracy.balanced,
                 "scorer_accuracy": float(((scorer.score(frames) > 0.0) == success).mean()),
             }
+        if self.config.reward:
+            with RewardClient(self.config.reward) as reward:
+                judge = reward_facts(reward)
+                result["judged"] = {**as_json(outcomes(model, episodes, reward)), "reward": judge}
         checkpoint.write_json(self.out / "measure.json", result)
         return result
 
-    def _measured(self) -> EpisodeSubset:
-        """Held-out episodes, failures and successes in turn."""
-        labels = [bool(info.success) for info in self.validation.infos]
-        kinds = [[i for i, label in enumerate(labels) if label is kind] for kind in (False, True)]
-        order = [i for pair in zip(*kinds) for i in pair] or list(range(len(labels)))
-        positions = [self.validation.positions[i] for i in order[: self.config.measure_episodes]]
-        return EpisodeSubset(self.validation.reader, positions)
+
+def latent_directories(data: Sequence[Path]) -> list[str]:
+    """A name for the windows of each data directory: its own, numbered where names repeat."""
+    names: list[str] = []
+    for directory in data:
+        name = directory.resolve().name
+        before = sum(directory.resolve().name == other.resolve().name for other in data[: len(names)])
+        names.append(f"{name}-{before + 1}" if before else name)
+    return names
+
+
+def average_device(model: BwmTransformer) -> torch.device:
+    """Where `model` is."""
+    return next(model.parameters()).device
 
 
 def last_frames(episodes: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -245,15 +319,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         FinetuneConfig, args=argv, prog="worldserve finetune-wm", description=inspect.getdoc(FinetuneConfig)
     )
     torch.set_num_threads(config.threads)
+    ranks = launched_ranks()
     try:
-        run = Finetune(config)
-        finished = run.run()
+        device = torch_device(config.device, ranks.local_rank)
+        placement = Placement(device, resolved_precision(config.precision, device), ranks)
+        with joined(ranks, device):
+            run = Finetune(config, placement)
+            finished = run.run()
     except KeyboardInterrupt:
-        print(f"interrupted; go on with the same command ({config.out})", file=sys.stderr)
+        print(f"interrupted; go on with the same command ({config.out})", file=sys.stderr, flush=True)
+        if ranks.count > 1:
+            os._exit(130)  # the other ranks are gone, and leaving their group in order would wait for them
         return 130
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, ItemFailedError, CallFailedError) as error:
         print(f"worldserve finetune-wm: {error}", file=sys.stderr)
         return 1
+    return report(run, finished) if ranks.is_main else 0
+
+
+def report(run: Finetune, finished: bool) -> int:
+    """Says what is there now; returns the exit status."""
+    config = run.config
     if not finished:
         print(f"stopped after {config.transformer.stop_after_cpu_s} CPU-s; go on with the same command")
     if (config.out / "measure.json").exists():
@@ -262,6 +348,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             f"world model: {config.out / 'model'}; serve it with `worldserve serve-wm --weights {config.out / 'model'}`"
         )
+    if run.gate_passed is False:
+        print(f"worldserve finetune-wm: no step was at or above gate.recall {config.gate.recall}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from services.wm_server.dataset import episode_poses
@@ -33,16 +34,44 @@ def predict_episode(
     Returns:
         uint8 (len(wanted), height, width, 3).
     """
-    length = len(poses)
-    wanted = range(length) if wanted is None else wanted
-    known = {0: first_frame}
-    for chunk, start in enumerate(range(0, length - 1, CHUNK_FRAMES)):
-        window = build_window(known, poses, start, model.statistics, future=False)
-        (latents,) = model.draw([window], [seed], [chunk])
-        end = start + CHUNK_FRAMES
-        numbers = sorted({n for n in wanted if start < n <= end} | set(range(end - HISTORY_FRAMES + 1, end + 1)))
-        known |= dict(zip(numbers, model.decode(latents, first_frame, [n - start - 1 for n in numbers])))
-    return np.stack([known[number] for number in wanted])
+    wanted = range(len(poses)) if wanted is None else wanted
+    return predict_rest(model, {0: first_frame}, poses, 0, seed, wanted)
+
+
+def predict_rest(
+    model: WorldModel,
+    known: Mapping[int, NDArray[np.uint8]],
+    poses: NDArray[np.float32],
+    start: int,
+    seed: int,
+    wanted: Sequence[int],
+) -> NDArray[np.uint8]:
+    """Open-loop prediction of what follows frame `start`, a multiple of 50, as a server that drew so far goes on.
+
+    Args:
+        model: the world model.
+        known: uint8 (height, width, 3) by frame number: frame 0 and the history start-7 .. start, whatever they show.
+        poses: float32 (50 k + 1, dimensions), `conditioning_poses` by frame number.
+        start: frames before the first one drawn.
+        seed: of the noise; chunk numbers do the rest.
+        wanted: frame numbers to return, known ones or later than `start`.
+
+    Returns:
+        uint8 (len(wanted), height, width, 3).
+
+    Raises:
+        FloatingPointError: when the model draws latents that are not finite.
+    """
+    frames = dict(known)
+    for first in range(start, len(poses) - 1, CHUNK_FRAMES):
+        window = build_window(frames, poses, first, model.statistics, future=False)
+        (latents,) = model.draw([window], [seed], [first // CHUNK_FRAMES])
+        if not bool(torch.isfinite(latents).all()):
+            raise FloatingPointError(f"model: expected finite latents after frame {first}; it draws some that are not")
+        end = first + CHUNK_FRAMES
+        numbers = sorted({n for n in wanted if first < n <= end} | set(range(end - HISTORY_FRAMES + 1, end + 1)))
+        frames |= dict(zip(numbers, model.decode(latents, frames[0], [n - first - 1 for n in numbers])))
+    return np.stack([frames[number] for number in wanted])
 
 
 @dataclass(frozen=True)

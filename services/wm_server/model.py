@@ -47,6 +47,11 @@ class WorldModel:
         self.transformer.eval().requires_grad_(False)
 
     @property
+    def device(self) -> torch.device:
+        """Where both networks are."""
+        return next(self.transformer.parameters()).device
+
+    @property
     def frame_shape(self) -> tuple[int, int, int]:
         """Height, width, 3 of the frames."""
         config = self.transformer.config
@@ -55,15 +60,16 @@ class WorldModel:
     @torch.inference_mode()
     def encode_condition(self, window: Window) -> Tensor:
         """Latents (channels, 3, h, w) of a window's anchor and history; always the same shapes, so the same bytes."""
-        pixels = to_float(torch.from_numpy(window.pixels[: 1 + 2 * GROUP_FRAMES]))
+        pixels = to_float(torch.from_numpy(window.pixels[: 1 + 2 * GROUP_FRAMES]).to(self.device))
         return self.codec.encode(pixels[None])[0]
 
     def draw(self, windows: Sequence[Window], seeds: Sequence[int], chunk_indices: Sequence[int]) -> Tensor:
         """Latents (n, channels, 13, h, w) of the windows' futures; each depends on its own window and numbers alone."""
         condition = torch.stack([self.encode_condition(window) for window in windows])
-        conditioning = torch.stack([torch.from_numpy(window.conditioning) for window in windows])
+        conditioning = torch.stack([torch.from_numpy(window.conditioning) for window in windows]).to(self.device)
         anchors = torch.stack([to_float(torch.from_numpy(window.pixels[0].copy())) for window in windows])
-        return sample(self.transformer, self.sampler, condition, conditioning, seeds, chunk_indices, anchors)
+        seeded = (seeds, chunk_indices, anchors.to(self.device))
+        return sample(self.transformer, self.sampler, condition, conditioning, *seeded)
 
     @torch.inference_mode()
     def decode(self, latents: Tensor, anchor: NDArray[np.uint8], offsets: Sequence[int]) -> NDArray[np.uint8]:
@@ -81,10 +87,11 @@ class WorldModel:
         if any(not 0 <= offset < CHUNK_FRAMES for offset in offsets):
             raise ValueError(f"offsets: expected 0..{CHUNK_FRAMES - 1}; got {list(offsets)}")
         # A copy: sealed states' frames are read-only, which torch warns of.
-        reference = to_float(torch.from_numpy(anchor.copy()))[None]
+        reference = to_float(torch.from_numpy(anchor.copy()).to(self.device))[None]
         groups: dict[int, NDArray[np.uint8]] = {}
         for number in sorted({offset // GROUP_FRAMES for offset in offsets}):
-            groups[number] = to_uint8(self.codec.decode(latents[None, :, number : number + 1], reference)[0]).numpy()
+            decoded = self.codec.decode(latents[None, :, number : number + 1], reference)[0]
+            groups[number] = to_uint8(decoded).cpu().numpy()
         frames = [groups[offset // GROUP_FRAMES][offset % GROUP_FRAMES] for offset in offsets]
         return np.stack(frames) if frames else np.zeros((0, *anchor.shape), np.uint8)
 

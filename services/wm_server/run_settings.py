@@ -14,10 +14,15 @@ from services.wm_server.model import WorldModel
 from services.wm_server.transformer_training import TransformerTrainingConfig
 
 # How a run is carried out, not what it computes.
-FREE = ("out", "stage", "threads", "measure_episodes", "transformer.stop_after_cpu_s", "transformer.checkpoint_steps")
+FREE = (
+    "out", "latents", "stage", "threads", "measure_episodes", "device", "precision", "reward",
+    "transformer.stop_after_cpu_s", "transformer.checkpoint_steps",
+)  # fmt: skip
 # All that the stage `measure` reads of a run: which episodes never trained its model.
 MEASURED = ("held_out_fraction",)
-PATHS = ("data", "start")
+PATHS = ("data", "start", "codec_of", "gate.data")
+# The address of the gate's reward server may change; which reward model it is, is held to by the gate itself.
+GATE = "gate."
 
 
 def settled(out: Path, stage: str) -> tuple[str, ...]:
@@ -29,9 +34,9 @@ def settled(out: Path, stage: str) -> tuple[str, ...]:
     trained = checkpoint.has_training(out / "checkpoint") or (out / "model").exists()
     names: list[str] = []
     if encoded or trained:
-        names += ["data", "start", "seed", "held_out_fraction", "pose_format", "codec.", "windows."]
+        names += ["data", "start", "codec_of", "seed", "held_out_fraction", "pose_format", "codec.", "windows."]
     if trained:
-        names += ["transformer.", "sigmas"]
+        names += ["transformer.", "sigmas", GATE]
     return tuple(names)
 
 
@@ -49,9 +54,14 @@ def refuse_changes(out: Path, stage: str, settings: Mapping[str, Any]) -> None:
     before = flat(json.loads(path.read_text(encoding="utf-8")))
     now = flat(json.loads(json.dumps(settings, default=str)))
     names = settled(out, stage)
+    gated = [bool(settings.get("gate.reward")) for settings in (before, now)]
     found = []
+    if gated[0] != gated[1] and GATE in names:
+        told = ["a gate" if on else "no gate" for on in gated]
+        found.append(f"gate.reward: expected {told[0]}; got {told[1]}")
     for name in sorted(before.keys() | now.keys()):
-        unused = name.startswith("codec.") and before.get("start") is not None
+        unused = name.startswith("codec.") and (before.get("start") or before.get("codec_of")) is not None
+        unused = unused or (name.startswith(GATE) and (name == "gate.reward" or not all(gated)))
         if name in FREE or unused or not any(name == prefix or name.startswith(prefix) for prefix in names):
             continue
         if not _same(name, before.get(name), now.get(name)):
@@ -106,11 +116,12 @@ def of_start_model(config: TransformerTrainingConfig, pose_format: str, start: W
 
 
 def _same(name: str, before: Any, now: Any) -> bool:
-    if name in PATHS and before is not None and now is not None:
+    if name in PATHS and before and now:
         listed = [value if isinstance(value, list) else [value] for value in (before, now)]
         first, second = ([os.path.realpath(path) for path in paths] for paths in listed)
         return first == second
-    return bool(before == now)
+    # A list that is empty by default was not recorded by older versions.
+    return bool(before == now or (not before and now == []))
 
 
 def _shown(value: Any) -> str:

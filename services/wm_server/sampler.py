@@ -36,6 +36,18 @@ class SamplerConfig:
             raise ValueError(f"batch_bucket: expected >= 1; got {self.batch_bucket!r}")
 
 
+def shifted_sigmas(steps: int, shift: float = 5.0) -> tuple[float, ...]:
+    """Noise levels of `steps` steps: shift u / (1 + (shift - 1) u) for u = 1, (steps - 1) / steps, ..., 1 / steps.
+
+    The levels that training draws from, `shift` as there (flow matching's timestep shift: Esser et al. 2024, section
+    5.3.2).
+    """
+    if steps < 1:
+        raise ValueError(f"steps: expected at least 1; got {steps}")
+    levels = (number / steps for number in range(steps, 0, -1))
+    return tuple(shift * u / (1.0 + (shift - 1.0) * u) for u in levels)
+
+
 def window_noise(seed: int, chunk_index: int, shape: tuple[int, ...]) -> Tensor:
     """Standard normal float32 of `shape`, from (seed, chunk_index) alone."""
     sequence = np.random.SeedSequence([seed % 2**64, chunk_index])

@@ -29,11 +29,16 @@ class WorldModelServerSettings(ServerSettings):
     """HOST:PORT of the reward server. Without one no episode is ever judged, and training refuses the target."""
     threads: int = 1
     """CPU threads of torch."""
+    sampler_steps: int = 0
+    """Steps a chunk is drawn in, at noise levels 5u / (1 + 4u), u = 1, (N-1)/N, ..., 1/N; 0 takes the levels that the
+    model was saved with. The contract's provenance names the levels."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.threads < 1:
             raise ValueError(f"threads: expected at least 1; got {self.threads}")
+        if self.sampler_steps < 0:
+            raise ValueError(f"sampler_steps: expected at least 1, or 0 for the model's own; got {self.sampler_steps}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = tyro.cli(WorldModelServerSettings, args=argv, prog="worldserve serve-wm", description=__doc__)
 
     def build(reward_fingerprint: str) -> WorldModelBackend:
-        return build_backend(settings.weights, settings.initial_states, settings.threads, reward_fingerprint)
+        paths = (settings.weights, settings.initial_states)
+        return build_backend(*paths, settings.threads, reward_fingerprint, settings.sampler_steps)
 
     return run_environment_server("serve-wm", build, settings.reward, settings)
 

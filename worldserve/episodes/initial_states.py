@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,12 @@ from worldserve.episodes import layout
 
 PURPOSES = ("train", "validation", "test")
 _FORMAT = "worldserve-initial-states-1"
+SHIFT_LIMIT_UM = 50_000
+SHIFTED_ID = (
+    "ID:shift_um:DX:DY with whole micrometres (world x to the right, y away from the robot) within "
+    f"+-{SHIFT_LIMIT_UM}, written plainly, such as 'adjust_bottle/validation/0007:shift_um:3260:0'"
+)
+_SHIFT = re.compile(r":shift_um:(0|-?[1-9][0-9]{0,5}):(0|-?[1-9][0-9]{0,5})")
 
 
 class SealedStateError(ValueError):
@@ -223,6 +230,37 @@ def all_initial_states(root: str | os.PathLike[str] = "initial_states") -> dict[
             f"{root}: expected one of {', '.join(PURPOSES)} in it; make them with `worldserve seal-initial-states`"
         )
     return {state.initial_state_id: state for path in directories for state in InitialStateSet.load(path)}
+
+
+def shifted_id(initial_state_id: str, dx_um: int, dy_um: int) -> str:
+    """The id of a sealed state with its object's spawn moved by (dx_um, dy_um) micrometres: simulators know those.
+
+    Raises:
+        ValueError: for more than `SHIFT_LIMIT_UM` on an axis, or an id that is shifted already.
+    """
+    name = f"{initial_state_id}:shift_um:{dx_um}:{dy_um}"
+    base, *_ = split_shifted_id(name)
+    if base != initial_state_id or ":" in initial_state_id:
+        raise ValueError(f"initial_state_id: expected a sealed state's id; got {initial_state_id!r}")
+    return name
+
+
+def split_shifted_id(initial_state_id: str) -> tuple[str, int, int]:
+    """(sealed state's id, dx_um, dy_um) of any id; (id, 0, 0) of one that names no shift.
+
+    Every shift has one spelling (no "+3", "-0", "007"), so that two ids are two scenes or the unmoved one.
+
+    Raises:
+        ValueError: for a malformed shift, or one beyond `SHIFT_LIMIT_UM` on an axis.
+    """
+    base, colon, rest = initial_state_id.partition(":")
+    if not colon:
+        return initial_state_id, 0, 0
+    match = _SHIFT.fullmatch(colon + rest)
+    shift = (int(match[1]), int(match[2])) if match else (SHIFT_LIMIT_UM + 1, 0)
+    if not base or max(map(abs, shift)) > SHIFT_LIMIT_UM:
+        raise ValueError(f"initial_state_id: expected {SHIFTED_ID}; got {initial_state_id!r}")
+    return base, *shift
 
 
 def purpose_of(initial_state_id: str) -> str:

@@ -11,45 +11,23 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worldserve.contract import Contract, execute
-from worldserve.messages import (
-    BackendChunk,
-    BackendStep,
-    ItemError,
-    ResetItem,
-    ResetReply,
-    ScoreItem,
-    StepItem,
-    StepReply,
-    Verdict,
-)
+from worldserve.messages import BackendChunk, ItemError, ResetItem, ResetReply, ScoreItem, StepItem, StepReply
 from worldserve.serving import errors
 from worldserve.serving.backend import Backend, Judge
 from worldserve.serving.checks import check_actions, check_frames
 from worldserve.serving.guard import broken, guarded
 from worldserve.serving.metrics import ServerMetrics
+from worldserve.serving.run import Run, judged_frames
 from worldserve.serving.sessions import Admission, Episode, EpisodeTable, PendingChunk
 
 EPISODE_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 _log = logging.getLogger("worldserve.engine")
-
-
-@dataclass
-class _Run:
-    """One item of a Step on its way through the stages."""
-
-    position: int
-    item: StepItem
-    episode: Episode
-    pending: PendingChunk | None = None
-    verdict: Verdict | None = None
-    reward_seconds: float = 0.0
-    backend_seconds: float = 0.0
 
 
 class EnvironmentEngine:
@@ -160,7 +138,7 @@ class EnvironmentEngine:
             deadline: `time.monotonic()` after which waiting for an episode's lock ends.
         """
         results: list[StepReply | ItemError | None] = [None] * len(items)
-        runs: list[_Run] = []
+        runs: list[Run] = []
         locked: list[Episode] = []
         seen: set[str] = set()
         try:
@@ -172,7 +150,7 @@ class EnvironmentEngine:
                     results[position] = item
                     continue
                 outcome = self._prepare(position, item, seen, locked, deadline)
-                if isinstance(outcome, _Run):
+                if isinstance(outcome, Run):
                     runs.append(outcome)
                 else:
                     results[position] = outcome
@@ -190,7 +168,7 @@ class EnvironmentEngine:
 
     def _prepare(
         self, position: int, item: StepItem, seen: set[str], locked: list[Episode], deadline: float
-    ) -> _Run | StepReply | ItemError:
+    ) -> Run | StepReply | ItemError:
         name = f"items[{position}]"
         if item.episode_id in seen:
             return errors.invalid(
@@ -211,7 +189,7 @@ class EnvironmentEngine:
         locked.append(episode)
         return self._place(name, position, item, episode)
 
-    def _place(self, name: str, position: int, item: StepItem, episode: Episode) -> _Run | StepReply | ItemError:
+    def _place(self, name: str, position: int, item: StepItem, episode: Episode) -> Run | StepReply | ItemError:
         """Where a chunk stands in its episode: to run, to judge again, or committed already."""
         if episode.closed:
             return errors.episode_unknown(f"{name}.episode_id", item.episode_id)
@@ -233,38 +211,25 @@ class EnvironmentEngine:
                 f"{name}.actions", "every value within the contract's limits", f"{executed.clipped_count} outside",
                 "This contract rejects instead of clipping (action.out_of_range).", "OUT_OF_RANGE",
             )  # fmt: skip
-        run = _Run(position, item, episode, pending)
         if pending is None:
             wanted = set(item.frames.frame_indices(episode.elapsed_steps, len(item.actions)))
             if self.judge is not None:
-                wanted |= set(self._judged_frames(episode.elapsed_steps, len(item.actions)))
-            run.pending = PendingChunk(
+                wanted |= set(judged_frames(self.contract.interface.reward, episode.elapsed_steps, len(item.actions)))
+            pending = PendingChunk(
                 item.chunk_index, sent, item.frames, executed.actions, executed.clipped_count, tuple(sorted(wanted)),
                 BackendChunk(np.zeros((0, 0, 0, 3), np.uint8), None),
             )  # fmt: skip
-        return run
+        return Run(position, item, episode, pending)
 
-    def _judged_frames(self, elapsed: int, count: int) -> range:
-        rule = self.contract.interface.reward
-        return range(max(rule.first_frame, elapsed + 1), min(rule.last_frame, elapsed + count) + 1)
-
-    def _run_backend(self, runs: Sequence[_Run], results: list[StepReply | ItemError | None]) -> None:
+    def _run_backend(self, runs: Sequence[Run], results: list[StepReply | ItemError | None]) -> None:
         new = [run for run in runs if run.episode.pending is None]
         if not new:
             return
-        steps = [
-            BackendStep(
-                run.item.episode_id, run.item.chunk_index, run.episode.elapsed_steps,
-                run.pending.executed, run.pending.frame_indices,
-            )
-            for run in new
-            if run.pending is not None
-        ]  # fmt: skip
+        steps = [run.backend_step() for run in new]
         started = time.perf_counter()
         outcomes = guarded(lambda: self.backend.step(steps), len(steps))
         seconds = time.perf_counter() - started
         for run, outcome in zip(new, outcomes, strict=True):
-            assert run.pending is not None
             run.backend_seconds = seconds
             if isinstance(outcome, ItemError):
                 if outcome.reason == "NON_FINITE_OUTPUT":
@@ -278,28 +243,15 @@ class EnvironmentEngine:
             run.pending.chunk = outcome
             run.episode.pending = run.pending
 
-    def _judge(self, runs: Sequence[_Run], results: list[StepReply | ItemError | None]) -> None:
+    def _judge(self, runs: Sequence[Run], results: list[StepReply | ItemError | None]) -> None:
         """Asks the reward server about the frames that the verdict reads; an unanswered item stays pending."""
-        asked: list[_Run] = []
+        asked: list[Run] = []
         clips: list[ScoreItem] = []
         for run in runs:
-            assert run.pending is not None
             run.verdict = run.episode.verdict
-            judged = set(self._judged_frames(run.episode.elapsed_steps, len(run.item.actions)))
-            if self.judge is None or not judged:
-                continue
-            rows = [row for row, index in enumerate(run.pending.frame_indices) if index in judged]
-            before = run.episode.verdict
-            clips.append(
-                ScoreItem(
-                    run.item.episode_id,
-                    run.pending.chunk.frames[rows],
-                    np.array([run.pending.frame_indices[row] for row in rows], np.int32),
-                    before.peak if before else 0.0,
-                    before.peak_frame_index if before else 0,
-                )
-            )
-            asked.append(run)
+            if self.judge is not None and (clip := run.clip(self.contract.interface.reward)) is not None:
+                clips.append(clip)
+                asked.append(run)
         if not asked or self.judge is None:
             return
         judge, started = self.judge, time.perf_counter()
@@ -316,17 +268,17 @@ class EnvironmentEngine:
             else:
                 run.verdict = reply.verdict
 
-    def _commit(self, run: _Run) -> StepReply:
+    def _commit(self, run: Run) -> StepReply:
         episode, pending, interface = run.episode, run.pending, self.contract.interface
-        assert pending is not None
+        success = run.success(self.judge is not None)
         count = len(pending.executed)
         episode.elapsed_steps += count
         limit = episode.elapsed_steps >= interface.termination.limit_actions
-        done_by_success = interface.termination.success_ends_episode and bool(self._success(run))
+        done_by_success = interface.termination.success_ends_episode and bool(success)
         ended = "limit" if limit else ("success" if done_by_success else "")
         rewards = np.zeros(count, np.float32)
         if ended:
-            rewards[-1] = float(bool(self._success(run)))
+            rewards[-1] = float(bool(success))
         selection = pending.selection  # of the request that ran; one that only asked for the verdict again may differ
         wanted = selection.frame_indices(episode.elapsed_steps - count, count)
         rows = [pending.frame_indices.index(index) for index in wanted]
@@ -357,13 +309,6 @@ class EnvironmentEngine:
         episode.committed_actions, episode.committed, episode.pending = pending.actions, reply, None
         self.metrics.committed(count, len(pending.frame_indices), pending.clipped_count, reply)
         return reply
-
-    def _success(self, run: _Run) -> bool | None:
-        """What the reward goes by: the verdict where there is a judge, else the backend's ground truth."""
-        if self.judge is not None:
-            return run.verdict.success if run.verdict is not None else None
-        assert run.pending is not None
-        return run.pending.chunk.success
 
     # Frames, close ---------------------------------------------------------------------------------------------
 

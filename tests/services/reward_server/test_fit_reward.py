@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from services.reward_server import rounds
 from services.reward_server.fit_reward import FitRewardConfig, main, run, split_by_state
 from services.reward_server.measure import wilson
 from services.reward_server.training import TrainingSettings
@@ -52,26 +54,24 @@ def test_a_fitted_model_tells_lifted_from_not_quite(tmp_path: Path, blocks: Path
 def test_a_run_cut_off_between_rounds_gives_the_same_weights(
     tmp_path: Path, blocks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import services.reward_server.fit_reward as module
-
     run(config_for(tmp_path / "whole", blocks, max_fake_success=0.9, training=BRIEF))
-    real = module._checkpoint
+    save = rounds.save
 
-    def interrupted(config: FitRewardConfig, classifier: object, optimizer: object, rounds: int) -> None:
-        real(config, classifier, optimizer, rounds)  # type: ignore[arg-type]
+    def interrupted(*arguments: Any) -> None:
+        save(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_checkpoint", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(config_for(tmp_path / "cut", blocks, max_fake_success=0.9, training=BRIEF))
-    monkeypatch.setattr(module, "_checkpoint", real)
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds, "save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(config_for(tmp_path / "cut", blocks, max_fake_success=0.9, training=BRIEF))
+    with pytest.raises(ValueError, match=r"resume: .* is of other data or settings"):
+        run(config_for(tmp_path / "cut", blocks, resume=True, max_fake_success=0.8, training=BRIEF))
     run(config_for(tmp_path / "cut", blocks, resume=True, max_fake_success=0.9, training=BRIEF))
     whole, cut = (load_file(str(tmp_path / name / "reward" / "model.safetensors")) for name in ("whole", "cut"))
     assert all(np.array_equal(whole[name], cut[name]) for name in whole)
-    rounds = [
-        json.loads(line)["round"] for line in (tmp_path / "cut" / "work" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert rounds == [0, 1]
+    rows = (tmp_path / "cut" / "work" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["round"] for row in rows] == [0, 1]
 
 
 def test_states_are_on_one_side() -> None:
@@ -110,7 +110,7 @@ def test_a_model_of_another_run_is_not_replaced_unasked(tmp_path: Path, blocks: 
     model = tmp_path / "reward" / "model.safetensors"
     weights = model.read_bytes()
     for changes, name in (({"seed": 1}, "seed"), ({"data": (blocks, other_blocks)}, "data")):
-        with pytest.raises(ValueError, match=rf"other data or settings \(differing: {name}\).*another --out"):
+        with pytest.raises(ValueError, match=rf"other data or settings:\n  {name}: expected .*\nGive another --out"):
             run(config_for(tmp_path, blocks, **{**brief, **changes}))
         assert model.read_bytes() == weights
     run(config_for(tmp_path, blocks, **brief))  # its own: the same command again

@@ -14,7 +14,16 @@ from services.sim_server.backend import TabletopBackend
 from services.sim_server.worker import Done, Failed, RunChunk
 from worldserve.client import EnvironmentClient
 from worldserve.episodes import InitialStateSet
-from worldserve.messages import FrameSelection, ItemError, ReplayItem, ReplayOutcome, ResetItem, StepItem, StepReply
+from worldserve.messages import (
+    FrameSelection,
+    ItemError,
+    ReplayItem,
+    ReplayOutcome,
+    ResetItem,
+    ResetReply,
+    StepItem,
+    StepReply,
+)
 from worldserve.serving import ServerSettings, start_environment_server
 
 ROOT = Path(__file__).parents[3]
@@ -111,3 +120,81 @@ def test_a_chunk_that_failed_half_way_leaves_the_episode_where_it_stood(
     [after] = run(client, "hurt", range(1, 2), actions, stride=1)
     np.testing.assert_array_equal(after.frames, calm[1].frames)
     client.close_episodes(["calm", "hurt"])
+
+
+def shown(client: EnvironmentClient, name: str, initial_state_id: str) -> ResetReply:
+    [reply] = client.reset([ResetItem(name, initial_state_id)])
+    assert not isinstance(reply, ItemError), reply
+    client.close_episodes([name])
+    return reply
+
+
+def test_a_shifted_state_is_the_sealed_scene_with_the_bottle_moved(client: EnvironmentClient) -> None:
+    sealed, unmoved = shown(client, "s", STATE), shown(client, "u", f"{STATE}:shift_um:0:0")
+    right, away = shown(client, "r", f"{STATE}:shift_um:20000:0"), shown(client, "a", f"{STATE}:shift_um:0:20000")
+    np.testing.assert_array_equal(unmoved.frame, sealed.frame)
+    column, row = moved_pixels(sealed.frame, right.frame)
+    assert column > 2 * abs(row)  # 20 mm are about 3 pixels
+    column, row = moved_pixels(sealed.frame, away.frame)
+    assert row < -2 * abs(column)  # away from the robot is up in the picture
+    assert right.initial_state_id == f"{STATE}:shift_um:20000:0"
+    assert right.instruction == sealed.instruction
+    np.testing.assert_array_equal(right.proprioception, sealed.proprioception)
+
+
+def moved_pixels(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
+    """How far (columns, rows) the bottle went: weighted by what differs from an empty table, which both frames show."""
+    states = InitialStateSet.load(ROOT / "initial_states" / "validation")
+    empty = np.median([state.frame for state in states], axis=0)
+    centres = []
+    for frame in (before, after):
+        weight = np.abs(frame.astype(np.float64) - empty).sum(axis=2)
+        weight[weight < 30] = 0
+        rows, columns = np.indices(weight.shape)
+        centres.append(np.array([(weight * columns).sum(), (weight * rows).sum()]) / weight.sum())
+    column, row = centres[1] - centres[0]
+    return float(column), float(row)
+
+
+@pytest.mark.parametrize(
+    ("initial_state_id", "reason"),
+    [
+        ("adjust_bottle/validation/9999:shift_um:0:0", "INITIAL_STATE_UNKNOWN"),
+        (f"{STATE}:shift_um:60000:0", "MALFORMED_SHIFT"),
+        (f"{STATE}:shift_um:0", "MALFORMED_SHIFT"),
+        (f"{STATE}:shift_um:1.5:0", "MALFORMED_SHIFT"),
+        (f"{STATE}:shift_mm:1:0", "MALFORMED_SHIFT"),
+        (f"{STATE}:shift_um:-0:0", "MALFORMED_SHIFT"),
+    ],
+)
+def test_a_bad_shift_fails_alone_and_says_what_is_expected(
+    client: EnvironmentClient, initial_state_id: str, reason: str
+) -> None:
+    [good, bad] = client.reset([ResetItem("good", STATE), ResetItem("bad", initial_state_id)])
+    client.close_episodes(["good"])
+    assert not isinstance(good, ItemError)
+    assert isinstance(bad, ItemError)
+    assert bad.reason == reason
+    assert ":shift_um:DX:DY" in bad.expected
+
+
+def test_a_shifted_episode_replays_alike_through_a_killed_worker(
+    client: EnvironmentClient, backend: TabletopBackend
+) -> None:
+    shifted, actions = f"{STATE}:shift_um:3260:-4800", wander(4)
+    item = ReplayItem("before", shifted, 0, actions[:100])
+    [(_, before)] = client.replay([item])
+    client.reset([ResetItem(name, shifted) for name in ("calm-s", "kill-s")])
+    calm = run(client, "calm-s", range(2), actions, stride=1)
+    run(client, "kill-s", range(1), actions)
+    for pid in backend.pool.pids:
+        os.kill(pid, signal.SIGKILL)
+    [after] = run(client, "kill-s", range(1, 2), actions, stride=1)
+    np.testing.assert_array_equal(after.frames, calm[1].frames)
+    [(_, again)] = client.replay([item])
+    [(_, sealed)] = client.replay([ReplayItem("sealed", STATE, 0, actions[:100])])
+    assert isinstance(before, ReplayOutcome)
+    assert isinstance(again, ReplayOutcome)
+    assert isinstance(sealed, ReplayOutcome)
+    assert before.frames_sha256 == again.frames_sha256 != sealed.frames_sha256
+    client.close_episodes(["calm-s", "kill-s"])

@@ -60,6 +60,12 @@ def test_sealed_test_states_are_refused(server: RunningServer, tmp_path: Path) -
         run(config(server, tmp_path, initial_states=ROOT / "initial_states" / "test"))
 
 
+def test_measures_may_ask_for_test_states(server: RunningServer, tmp_path: Path) -> None:
+    """They reach the server, which here does not know them; none is refused for its purpose."""
+    with pytest.raises(ItemFailedError, match="adjust_bottle/test/0000"):
+        run(config(server, tmp_path, initial_states=ROOT / "initial_states" / "test", for_measures=True))
+
+
 @pytest.mark.parametrize("changes", [{"episodes": 0}, {"batch": 0}, {"first_state": -1}])
 def test_settings_that_collect_nothing_are_refused(changes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected at least 1"):

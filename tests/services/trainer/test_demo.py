@@ -57,7 +57,7 @@ def test_the_same_demo_resumes(config: demo.DemoConfig) -> None:
 
 def test_another_demo_in_the_same_directory_is_refused(config: demo.DemoConfig) -> None:
     demo.claim_directory(config)
-    with pytest.raises(ValueError, match=r"seed: expected 0; got 1\. Choose another --out, or --fresh"):
+    with pytest.raises(ValueError, match=r"seed: expected 0; got 1\nChoose another --out, or --fresh"):
         demo.claim_directory(dataclasses.replace(config, seed=1))
 
 

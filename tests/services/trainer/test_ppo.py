@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import shutil
@@ -18,8 +17,6 @@ from torch import nn
 from services.trainer import ppo
 from services.trainer.policies import FlowPolicy, PolicySample, load_policy
 from services.trainer.ppo_config import PPOConfig
-from services.trainer.ppo_metrics import approximate_kl, merge
-from services.trainer.recipes import load_recipe
 from services.trainer.rollout import collect_rollout
 from services.trainer.run_record import RunRecord, read_jsonl
 
@@ -134,43 +131,6 @@ def test_policy_loss_and_kl_match_torchrl() -> None:
     theirs = loss_module(data)["loss_objective"]
     ours = ppo.policy_loss((new - old)[:, None], advantage, 0.2, 0.28)
     assert float(ours.detach()) == pytest.approx(float(theirs.detach()), rel=1e-5)
-
-
-def test_approximate_kl_is_zero_only_for_equal_densities() -> None:
-    assert float(approximate_kl(torch.zeros(5, 1))) == 0.0
-    assert float(approximate_kl(torch.tensor([[0.1], [-0.1]]))) == pytest.approx(0.005, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"iterations": 4, "critic_warmup_iterations": 4},
-            "critic_warmup_iterations: expected 0 to iterations - 1 = 3",
-        ),
-        ({"learning_rate": float("nan")}, "learning_rate: expected a positive number; got nan"),
-        ({"gamma": 1.1}, "gamma"),
-        ({"episodes_per_iteration": 10, "episodes_per_state": 4}, "a divisor of episodes_per_iteration"),
-        ({"baseline": "group"}, "at least 2 with --baseline group"),
-    ],
-)
-def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PPOConfig(**changes)
-
-
-def test_recipes_differ_in_what_the_study_fixed() -> None:
-    original = PPOConfig(**load_recipe("original", PPOConfig))
-    corrected = PPOConfig(**load_recipe("corrected", PPOConfig))
-    changed = {
-        field.name
-        for field in dataclasses.fields(PPOConfig)
-        if getattr(original, field.name) != getattr(corrected, field.name)
-    }
-    assert changed == {"limit_as", "critic_warmup_iterations", "value_learning_rate", "iterations"}
-    assert original.value_learning_rate == pytest.approx(20 * original.learning_rate)
-    assert corrected.value_learning_rate == pytest.approx(original.value_learning_rate / 10)
-    assert corrected.critic_warmup_iterations == 4
 
 
 def test_initial_states_of_an_iteration_are_grouped_and_reproducible() -> None:
@@ -409,10 +369,3 @@ def test_densities_or_values_that_are_no_numbers_do_not_agree(
     monkeypatch.setattr(policy, "evaluate_sample", broken)
     with pytest.raises(ppo.AgreementError, match="= nan"):
         ppo.check_agreement(policy, rollout, _config(tmp_path))
-
-
-def test_merged_metrics_keep_what_is_no_number() -> None:
-    nan = float("nan")
-    assert np.isnan(merge([(0.5, {"a_max": 1.0}), (0.5, {"a_max": nan})])["a_max"])
-    assert np.isnan(merge([(0.5, {"a_max": nan}), (0.5, {"a_max": 1.0})])["a_max"])
-    assert merge([(0.25, {"a": 1.0, "a_max": 1.0}), (0.75, {"a": 3.0, "a_max": 3.0})]) == {"a": 2.5, "a_max": 3.0}

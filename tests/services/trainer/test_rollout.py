@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer import rollout as module
+from services.trainer import calls
+from services.trainer.calls import MAX_RETRIES
 from services.trainer.plans import plan_episodes
-from services.trainer.rollout import EpisodeRecord, RolloutError, brief, collect_rollout
-from tests.services.trainer.conftest import item_error
+from services.trainer.rollout import EpisodeRecord, RolloutError, collect_rollout
 from worldserve.messages import ItemFailedError
 
 STATES = [f"task/train/{n}" for n in range(7)]
@@ -19,7 +19,7 @@ STATES = [f"task/train/{n}" for n in range(7)]
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(calls.time, "sleep", lambda seconds: None)
 
 
 def _collect(client: Any, policy: Any, batch: int = 4, **options: Any) -> Any:
@@ -66,7 +66,7 @@ def test_randomness_is_a_function_of_seed_iteration_and_episode() -> None:
 
 
 def test_unavailable_items_are_retried_and_change_nothing(bandit: Any, tiny_policy: Any) -> None:
-    policy, flaky = tiny_policy(), bandit(unavailable={1: 1, 6: module.MAX_RETRIES})
+    policy, flaky = tiny_policy(), bandit(unavailable={1: 1, 6: MAX_RETRIES})
     calm, retried = _collect(bandit(), policy), _collect(flaky, policy)
     assert retried.failures == []
     assert torch.equal(calm.samples["actions"], retried.samples["actions"])
@@ -107,9 +107,3 @@ def test_recorded_episodes_hold_every_frame_and_both_actions(bandit: Any, tiny_p
         assert (record.frames == expected).all()
         assert (record.executed_actions == record.requested_actions.clip(-1, 1)).all()
     assert (result.images[:, 1] == np.stack([record.frames[10] for record in records])).all()
-
-
-def test_a_failed_call_is_told_by_its_first_item() -> None:
-    first, other = item_error("NOT_FOUND"), item_error("ABORTED")
-    assert brief(ItemFailedError([first])) == str(first)
-    assert brief(ItemFailedError([first, other, other])) == f"{first} (2 more items of the call failed.)"

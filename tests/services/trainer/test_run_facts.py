@@ -136,11 +136,11 @@ def test_ppo_goes_on_in_the_same_target_at_another_address_only(
     # `success` would be refused in a world model by itself, so the other kind here is another simulator.
     another = started(adjust_bottle("simulator", "stub", {"camera": "another"}))
     assert call("ppo", another, states, tmp_path, interface, ["--resume"]) == 1
-    assert "is another target (provenance: expected" in capsys.readouterr().err
+    assert "is another target:\n  provenance: expected" in capsys.readouterr().err
     assert call("ppo", moved, states, tmp_path, interface, ["--resume"]) == 0
     starts = read_json(tmp_path / "out" / "run.json")["starts"]
     assert [start["target"]["address"] for start in starts] == [first.address, moved.address]
-    with pytest.raises(ValueError, match=r"kind: expected 'simulator', got 'world_model'.*its port may change"):
+    with pytest.raises(ValueError, match=r"(?s)kind: expected 'simulator'; got 'world_model'.*its port may change"):
         check_same_target(tmp_path / "out", world_model_contract(), world_model.address)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.trainer import directories
 from services.trainer.policies import FlowPolicy, load_policy, save_policy
 from services.trainer.run_record import RunRecord, read_json, read_jsonl
+from worldserve import files
 
 
 def record(out: Path, resume: bool, **settings: object) -> None:
@@ -21,14 +21,14 @@ def test_a_resumed_run_keeps_its_settings_but_for_those_that_may_change(tmp_path
     record(tmp_path, resume=False)
     record(tmp_path, resume=True, threads=2)
     with pytest.raises(
-        ValueError, match=r"seed: expected 0, got 1; noise_steps: expected \[4\], got \[0\].*another --out"
+        ValueError, match=r"  noise_steps: expected \[4\]; got \[0\]\n  seed: expected 0; got 1\n.*another --out"
     ):
         record(tmp_path, resume=True, seed=1, noise_steps=(0,))
 
 
 def test_a_setting_the_first_start_did_not_know_is_a_change(tmp_path: Path) -> None:
     record(tmp_path, resume=False)
-    with pytest.raises(ValueError, match="noise_modes: expected None, got 2"):
+    with pytest.raises(ValueError, match=r"noise_modes: expected nothing \(not recorded\); got 2"):
         record(tmp_path, resume=True, noise_modes=2)
 
 
@@ -89,7 +89,7 @@ def marked(directory: Path) -> float:
 
 def kill_at_rename(monkeypatch: pytest.MonkeyPatch, name: str, version: float) -> None:
     """Ends the process before directory `name` gets the name it was prepared for, at that policy's version."""
-    replace = directories.os.replace
+    replace = files.os.replace
 
     def killed(source: Path, target: Path) -> None:
         if (
@@ -99,7 +99,7 @@ def kill_at_rename(monkeypatch: pytest.MonkeyPatch, name: str, version: float) -
             raise KilledError
         replace(source, target)
 
-    monkeypatch.setattr(directories.os, "replace", killed)
+    monkeypatch.setattr(files.os, "replace", killed)
 
 
 def test_a_kill_between_the_renames_of_the_policy_loses_it_not(

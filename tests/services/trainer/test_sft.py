@@ -19,7 +19,8 @@ from services.trainer.demonstrations import (
 )
 from services.trainer.policies import FlowPolicy, PolicyObservation, flow_mini, load_policy
 from services.trainer.run_record import RunRecord
-from services.trainer.sft import SFTConfig, SFTTrainer
+from services.trainer.sft import SFTTrainer
+from services.trainer.sft_config import SFTConfig
 
 STEPS, CHUNK = 40, 10
 

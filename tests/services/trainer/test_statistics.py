@@ -7,6 +7,8 @@ import pytest
 
 from services.trainer.statistics import (
     cluster_interval,
+    cluster_ratio,
+    cluster_ratio_difference,
     explained_variance,
     paired_bootstrap,
     variance_shares,
@@ -75,6 +77,59 @@ def test_cluster_interval_is_wider_than_treating_episodes_as_independent() -> No
     independent = wilson_interval(300, 600)
     assert clustered.value == 0.5
     assert clustered.high - clustered.low > 3 * (independent.high - independent.low)
+
+
+def test_cluster_ratio_weighs_episodes_and_counts_the_states_that_have_any() -> None:
+    # 1 of 1, 1 of 9, and a state without failures: 2 of 10, not the mean of 1 and 1/9.
+    interval = cluster_ratio([1, 1, 0], [1, 9, 0], np.random.default_rng(0))
+    assert (interval.value, interval.count) == (0.2, 2)
+
+
+def test_cluster_ratio_of_two_states_enumerates_the_resamples() -> None:
+    # Resampled pairs aa, ab, ba, bb: 2/2, 1/4, 1/4, 0/6 with probability 1/4 each.
+    for confidence, low, high in [(0.9, 0.0, 1.0), (0.4, 0.25, 0.25)]:
+        interval = cluster_ratio([1, 0], [1, 3], np.random.default_rng(0), confidence)
+        assert (interval.value, interval.low, interval.high) == (0.25, low, high)
+
+
+def test_resamples_without_any_denominator_are_left_out() -> None:
+    interval = cluster_ratio([1, 0], [2, 0], np.random.default_rng(0))
+    assert (interval.value, interval.low, interval.high, interval.count) == (0.5, 0.5, 0.5, 1)
+
+
+def test_cluster_ratio_is_wider_where_states_decide() -> None:
+    alike = cluster_ratio([5] * 20, [10] * 20, np.random.default_rng(0))
+    apart = cluster_ratio([0, 10] * 10, [10] * 20, np.random.default_rng(0))
+    assert (alike.value, alike.low, alike.high) == (0.5, 0.5, 0.5)
+    assert apart.value == 0.5
+    # 20 fair coins: standard deviation 0.11, times 1.645 on each side.
+    assert 0.30 < apart.high - apart.low < 0.45
+
+
+def test_cluster_ratio_difference_takes_both_from_the_same_states() -> None:
+    # In each state both ratios are equal, so that their difference never varies.
+    table = ([1, 0, 2], [2, 3, 2])
+    interval = cluster_ratio_difference(table, table, np.random.default_rng(0))
+    assert (interval.value, interval.low, interval.high, interval.count) == (0.0, 0.0, 0.0, 3)
+    interval = cluster_ratio_difference(([4, 4], [4, 4]), ([1, 1], [4, 4]), np.random.default_rng(0))
+    assert (interval.value, interval.low, interval.high, interval.count) == (0.75, 0.75, 0.75, 2)
+
+
+@pytest.mark.parametrize(
+    ("numerators", "denominators", "message"),
+    [
+        ([0, 0], [0, 0], "sum above 0"),
+        ([-1, 2], [1, 1], "at least 0"),
+        ([1], [1, 1], "expected 2 states"),
+        ([np.nan, 0], [1, 1], "finite"),
+        ([], [], "non-empty"),
+    ],
+)
+def test_cluster_ratio_refuses_what_has_no_ratio(
+    numerators: list[float], denominators: list[float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        cluster_ratio(numerators, denominators, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(

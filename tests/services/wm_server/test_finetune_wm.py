@@ -10,6 +10,7 @@ from services.wm_server import dataset
 from services.wm_server.codec_training import CodecTrainingConfig
 from services.wm_server.episodes import is_held_out, load_episodes
 from services.wm_server.finetune_wm import Finetune, FinetuneConfig
+from services.wm_server.mixing import directory_of_episodes, mixed_probabilities
 from services.wm_server.model import WorldModel
 from services.wm_server.sampler import SamplerConfig
 from services.wm_server.transformer_training import TransformerTrainingConfig
@@ -112,6 +113,7 @@ def with_changes(config: FinetuneConfig, changes: dict) -> FinetuneConfig:
         ({"codec.steps": 9}, r"codec\.steps: expected 2; got 9"),
         ({"windows.mirror": False}, r"windows\.mirror: expected true; got false"),
         ({"transformer.steps": 8}, r"transformer\.steps: expected 4; got 8"),
+        ({"transformer.data_weights": (2.0,)}, r"transformer\.data_weights: expected \[\]; got \[2\.0\]"),
         ({"transformer.model.layers": 2}, r"transformer\.model\.layers: expected 1; got 2"),
         ({"sigmas": (1.0, 0.5)}, r"sigmas: expected \[1\.0\]; got \[1\.0, 0\.5\]"),
         ({"stage": "measure", "held_out_fraction": 0.2}, r"held_out_fraction: expected 0\.3; got 0\.2"),
@@ -142,6 +144,7 @@ def test_every_changed_setting_is_named(run, data):
     [
         {"threads": 2, "measure_episodes": 9, "transformer.stop_after_cpu_s": 5.0, "transformer.checkpoint_steps": 1},
         {"stage": "measure", "transformer.steps": 99, "seed": 3},
+        {"device": "cpu", "precision": "fp32", "reward": "127.0.0.1:1", "gate.recall": 0.5},
     ],
 )
 def test_how_a_run_is_carried_out_may_change(copied, data, changes):
@@ -237,6 +240,28 @@ def test_sampling_shares(run):
     by_start = {t: sum(p for p, row in zip(shares, windows.rows) if row["t"] == t) for t in (0, 50, 100, 150)}
     assert by_start == pytest.approx({0: 0.25, 50: 0.75, 100: 0.0, 150: 0.0})
     assert sum(p for p, row in zip(shares, windows.rows) if not row["success"]) == pytest.approx(0.8)
+
+
+def test_a_run_of_an_older_version_goes_on(copied, data):
+    """Its config.json names neither a gate nor data weights."""
+    recorded = json.loads((copied / "config.json").read_text())
+    for name in ("gate", "device", "precision", "reward"):
+        del recorded[name]
+    del recorded["transformer"]["data_weights"]
+    (copied / "config.json").write_text(json.dumps(recorded))
+    assert Finetune(settings(data, copied)).training
+
+
+def test_windows_know_their_directory(run, data):
+    windows, _ = run.latents()
+    assert set(directory_of_episodes([data]).values()) == {0}
+    found = mixed_probabilities(windows, {50: 1.0}, 0.5, directory_of_episodes([data]), (2.0,))
+    np.testing.assert_allclose(found, windows.probabilities({50: 1.0}, 0.5))
+
+
+def test_one_weight_a_directory(data, tmp_path):
+    with pytest.raises(ValueError, match="each of the 1 --data directories; got 2"):
+        settings(data, tmp_path, data_weights=(1.0, 2.0))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from services.wm_server.sampler import SamplerConfig, sample, window_noise
+from services.wm_server.sampler import SamplerConfig, sample, shifted_sigmas, window_noise
 from tests.services.wm_server.conftest import make_model
 
 
@@ -48,3 +48,14 @@ def test_actions_and_history_reach_the_sample():
     first = sample(model, config, condition, conditioning, [0], [0])
     for changed in ((condition, conditioning.flip(1)), (condition.roll(1, 3), conditioning)):
         assert (sample(model, config, *changed, [0], [0]) - first).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("steps", "levels"),
+    [(1, [1.0]), (2, [1.0, 5 / 6]), (4, [1.0, 15 / 16, 5 / 6, 5 / 8]), (8, [1.0, 35 / 36, 15 / 16, 25 / 28, 5 / 6, 3 / 4, 5 / 8, 5 / 12])],
+)  # fmt: skip
+def test_noise_levels_of_few_steps(steps, levels):
+    assert shifted_sigmas(steps) == pytest.approx(levels)
+    assert SamplerConfig(shifted_sigmas(steps)).sigmas[0] == 1.0
+    with pytest.raises(ValueError, match="steps: expected at least 1"):
+        shifted_sigmas(0)

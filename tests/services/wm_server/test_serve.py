@@ -1,8 +1,14 @@
 """Settings of the server: what makes no sense is named before anything is loaded."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from services.wm_server import backend
 from services.wm_server.serve import WorldModelServerSettings, main
+from tests.services.wm_server.conftest import make_model
+from worldserve.episodes import InitialState
 
 
 def test_a_number_of_threads_below_one_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -12,3 +18,20 @@ def test_a_number_of_threads_below_one_is_a_usage_error(capsys: pytest.CaptureFi
         main(["--threads", "0"])
     assert caught.value.code == 2
     assert "threads: expected at least 1; got 0" in capsys.readouterr().err
+
+
+def test_steps_of_the_sampler_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="sampler_steps: expected at least 1, or 0"):
+        WorldModelServerSettings(sampler_steps=-1)
+    make_model().save(tmp_path, {})
+    frame, proprioception = np.zeros((32, 64, 3), np.uint8), np.zeros(14, np.float32)
+    state = InitialState(
+        initial_state_id="adjust_bottle/train/0000", purpose="train", scene={}, frame=frame,
+        proprioception=proprioception, instruction="",
+    )  # fmt: skip
+    monkeypatch.setattr(backend, "all_initial_states", lambda _: {state.initial_state_id: state})
+    levels = [
+        backend.build_backend(tmp_path, tmp_path, sampler_steps=steps).contract.provenance.facts["sampler_sigmas"]
+        for steps in (0, 1, 2)
+    ]
+    assert levels == ["1.0", "1.0", "1.0,0.8333333333333334"]

@@ -13,6 +13,7 @@ from worldserve.episodes import (
     all_initial_states,
     refuse_for_training,
 )
+from worldserve.episodes.initial_states import shifted_id, split_shifted_id
 
 
 def make_state(number: int, purpose: str = "validation") -> InitialState:
@@ -163,3 +164,29 @@ def test_the_shipped_sets_are_intact() -> None:
     frame = states["adjust_bottle/test/0000"].frame
     assert frame.shape == (96, 128, 3)
     assert not frame.flags.writeable
+
+
+@pytest.mark.parametrize(("dx_um", "dy_um"), [(0, 0), (3260, 0), (0, -4800), (50_000, -50_000)])
+def test_a_shifted_id_names_its_state_and_its_shift(dx_um: int, dy_um: int) -> None:
+    name = shifted_id("adjust_bottle/validation/0007", dx_um, dy_um)
+    assert name == f"adjust_bottle/validation/0007:shift_um:{dx_um}:{dy_um}"
+    assert split_shifted_id(name) == ("adjust_bottle/validation/0007", dx_um, dy_um)
+
+
+def test_an_id_without_a_shift_is_its_own_state() -> None:
+    assert split_shifted_id("adjust_bottle/train/0000") == ("adjust_bottle/train/0000", 0, 0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["a/train/0:", "a/train/0:shift_um:1", "a/train/0:shift_um:+1:0", "a/train/0:shift_um:-0:0", ":shift_um:1:1",
+     "a/train/0:shift_um:01:0", "a/train/0:shift_um:50001:0", "a/train/0:shift_um:1:0:shift_um:1:0"],
+)  # fmt: skip
+def test_a_malformed_shift_is_refused_with_an_example(bad: str) -> None:
+    with pytest.raises(ValueError, match="such as 'adjust_bottle/validation/0007:shift_um:3260:0'"):
+        split_shifted_id(bad)
+
+
+def test_a_shifted_state_has_its_states_purpose_so_a_shifted_test_state_stays_sealed() -> None:
+    assert refusal([shifted_id("adjust_bottle/validation/0007", 3, 0)]) is None
+    assert refusal([shifted_id("adjust_bottle/test/0007", 3, 0)]) is not None

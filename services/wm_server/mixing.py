@@ -1,0 +1,79 @@
+"""How often each window is drawn where several data sets are mixed at a stated ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.wm_server.dataset import LatentWindows
+from worldserve.episodes import EpisodeReader
+
+
+class _Rows(LatentWindows):
+    """Some rows without their arrays: enough for `probabilities`."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+
+def directory_of_episodes(directories: Sequence[Path]) -> dict[str, int]:
+    """Position in `directories` of every episode, by its id."""
+    return {
+        info.episode_id: number
+        for number, directory in enumerate(directories)
+        for info in EpisodeReader(str(directory)).infos
+    }
+
+
+def check_data_weights(weights: Sequence[float], directories: Sequence[Path]) -> None:
+    """Raises ValueError unless there are none, or one finite number >= 0 a directory, not all of them 0."""
+    if not weights:
+        return
+    if len(weights) != len(directories):
+        raise ValueError(
+            f"transformer.data_weights: expected one number for each of the {len(directories)} --data directories; "
+            f"got {len(weights)}"
+        )
+    if not np.isfinite(weights).all() or min(weights) < 0.0 or not max(weights) > 0.0:
+        raise ValueError(f"transformer.data_weights: expected numbers >= 0, one of them above 0; got {tuple(weights)}")
+
+
+def mixed_probabilities(
+    windows: LatentWindows,
+    start_weights: Mapping[int, float],
+    failure_fraction: float | None,
+    directories: Mapping[str, int] | None = None,
+    weights: Sequence[float] = (),
+) -> NDArray[np.float64]:
+    """How often each window is drawn.
+
+    Args:
+        windows: the windows.
+        start_weights, failure_fraction: as in `LatentWindows.probabilities`. With `weights` they hold inside each
+            directory: one with successes alone stays one, and the stated ratio of the directories is kept.
+        directories: directory of each episode, as of `directory_of_episodes`.
+        weights: share of the windows from each directory, in any unit; none takes them as they come.
+
+    Raises:
+        ValueError: when a directory with a weight has no window to train on.
+    """
+    if not weights or directories is None:
+        return windows.probabilities(start_weights, failure_fraction)
+    number = np.array([directories[row["episode_id"]] for row in windows.rows])
+    result = np.zeros(len(windows))
+    for position, weight in enumerate(weights):
+        here = np.flatnonzero(number == position)
+        if weight == 0.0:
+            continue
+        if not len(here):
+            raise ValueError(
+                f"transformer.data_weights: expected training windows in --data directory {position + 1}, whose weight "
+                f"is {weight}; got none. Give it the weight 0"
+            )
+        part = _Rows([windows.rows[int(row)] for row in here])
+        result[here] = weight * part.probabilities(start_weights, failure_fraction)
+    return result / result.sum()

@@ -1,0 +1,62 @@
+"""Data sets mixed at a stated ratio."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.wm_server.mixing import _Rows, check_data_weights, mixed_probabilities
+
+DIRECTORIES = {"base": 0, "won": 1, "lost": 1}
+# Directory 0 holds successes alone; directory 1 two successes and one failure. Two start frames everywhere.
+ROWS = [
+    {"episode_id": name, "t": t, "success": name != "lost", "mirrored": False}
+    for name in ("base", "base", "base", "won", "won", "lost")
+    for t in (0, 50)
+]
+
+
+def shares(weights: tuple[float, ...], failure_fraction: float | None) -> dict[str, float]:
+    windows = _Rows(ROWS)
+    windows._where = [(0, number) for number in range(len(ROWS))]
+    found = mixed_probabilities(windows, {0: 0.2, 50: 0.8}, failure_fraction, DIRECTORIES, weights)
+    assert found.sum() == pytest.approx(1.0)
+    starts = np.array([row["t"] for row in ROWS])
+    assert found[starts == 50].sum() == pytest.approx(0.8)
+    names = np.array([row["episode_id"] for row in ROWS])
+    return {name: float(found[names == name].sum()) for name in DIRECTORIES}
+
+
+@pytest.mark.parametrize(
+    ("weights", "failure_fraction", "expected"),
+    [
+        ((), None, {"base": 3 / 6, "won": 2 / 6, "lost": 1 / 6}),
+        ((), 0.5, {"base": 3 / 10, "won": 2 / 10, "lost": 5 / 10}),
+        ((1.0, 3.0), None, {"base": 0.25, "won": 0.5, "lost": 0.25}),
+        ((1.0, 3.0), 0.8, {"base": 0.25, "won": 0.15, "lost": 0.6}),
+        ((0.0, 2.0), 0.5, {"base": 0.0, "won": 0.5, "lost": 0.5}),
+    ],
+)
+def test_shares(weights: tuple[float, ...], failure_fraction: float | None, expected: dict[str, float]) -> None:
+    assert shares(weights, failure_fraction) == pytest.approx(expected)
+
+
+def test_a_weight_without_windows_is_refused() -> None:
+    windows = _Rows(ROWS)
+    windows._where = [(0, number) for number in range(len(ROWS))]
+    with pytest.raises(ValueError, match=r"directory 3, whose weight is 1\.0"):
+        mixed_probabilities(windows, {0: 0.2, 50: 0.8}, None, DIRECTORIES, (1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ((1.0,), "each of the 2 .* got 1"),
+        ((0.0, 0.0), "one of them above 0"),
+        ((-1.0, 1.0), ">= 0"),
+        ((1.0, float("nan")), ">= 0"),
+    ],
+)
+def test_senseless_weights_are_refused(weights: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_data_weights(weights, ["a", "b"])  # type: ignore[list-item]

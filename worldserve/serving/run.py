@@ -1,0 +1,57 @@
+"""One item of a Step on its way through the engine: what is asked of the backend and of the judge for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from worldserve.contract import RewardRule
+from worldserve.messages import BackendStep, ScoreItem, StepItem, Verdict
+from worldserve.serving.sessions import Episode, PendingChunk
+
+
+def judged_frames(rule: RewardRule, elapsed: int, count: int) -> range:
+    """Indices of the frames that the verdict reads among those after `count` actions, `elapsed` being behind them."""
+    return range(max(rule.first_frame, elapsed + 1), min(rule.last_frame, elapsed + count) + 1)
+
+
+@dataclass
+class Run:
+    """A chunk that is to run in its episode, or that ran already and is to be judged; `position` is its item's."""
+
+    position: int
+    item: StepItem
+    episode: Episode
+    pending: PendingChunk
+    verdict: Verdict | None = None
+    reward_seconds: float = 0.0
+    backend_seconds: float = 0.0
+
+    def backend_step(self) -> BackendStep:
+        """What the backend is to run."""
+        return BackendStep(
+            self.item.episode_id, self.item.chunk_index, self.episode.elapsed_steps,
+            self.pending.executed, self.pending.frame_indices,
+        )  # fmt: skip
+
+    def clip(self, rule: RewardRule) -> ScoreItem | None:
+        """The frames that the verdict reads, with the peak so far; None where it reads none of this chunk."""
+        judged = judged_frames(rule, self.episode.elapsed_steps, len(self.item.actions))
+        if not judged:
+            return None
+        rows = [row for row, index in enumerate(self.pending.frame_indices) if index in judged]
+        before = self.episode.verdict
+        return ScoreItem(
+            self.item.episode_id,
+            self.pending.chunk.frames[rows],
+            np.array([self.pending.frame_indices[row] for row in rows], np.int32),
+            before.peak if before else 0.0,
+            before.peak_frame_index if before else 0,
+        )
+
+    def success(self, judged: bool) -> bool | None:
+        """What the reward goes by: the verdict where there is a judge, else the backend's ground truth."""
+        if judged:
+            return self.verdict.success if self.verdict is not None else None
+        return self.pending.chunk.success
