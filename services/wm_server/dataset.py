@@ -99,11 +99,12 @@ def encode_windows(
         for number, start in enumerate(range(0, len(episodes), SHARD_EPISODES)):
             positions = range(start, min(start + SHARD_EPISODES, len(episodes)))
             names = [infos[position].episode_id for position in positions]
-            facts = {**key, "choice": choice.__dict__, "pose_format": pose_format, "seed": seed, "episodes": names}
+            drawn = seed if choice.random_starts else 0  # without random starts no seed is in what is encoded
+            facts = {**key, "choice": choice.__dict__, "pose_format": pose_format, "seed": drawn, "episodes": names}
             wanted = json.loads(json.dumps(facts, default=str))
             shard = out / f"shard_{number:04d}"
             index = shard / "index.json"
-            whole = index.exists() and (shard / "anchors.npy").exists()  # older shards have no anchors
+            whole = index.exists() and (shard / "poses.npy").exists()  # older shards hold other arrays
             if not whole or json.loads(index.read_text(encoding="utf-8"))["key"] != wanted:
                 part = EpisodeSubset(episodes.reader, [episodes.positions[position] for position in positions])
                 _encode_shard(part, codec, statistics, choice, pose_format, shard, [seed, 3, number], wanted)
@@ -127,7 +128,7 @@ def _encode_shard(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     rows: list[dict[str, Any]] = []
-    arrays: dict[str, list[NDArray[Any]]] = {"latents": [], "weights": [], "conditioning": [], "anchors": []}
+    arrays: dict[str, list[NDArray[Any]]] = {"latents": [], "weights": [], "poses": [], "anchors": []}
     random = np.random.default_rng(seed)
     device = next(codec.parameters()).device
     try:
@@ -144,7 +145,7 @@ def _encode_shard(
                     pixels = to_float(torch.from_numpy(np.ascontiguousarray(window.pixels)).to(device))
                     arrays["latents"].append(codec.encode(pixels[None])[0].cpu().numpy().astype(np.float16))
                     arrays["weights"].append(window_weights(pixels, choice).cpu().numpy().astype(np.float16))
-                    arrays["conditioning"].append(window.conditioning)
+                    arrays["poses"].append(window.poses)
                     facts = {"episode_id": episode.episode_id, "initial_state_id": episode.initial_state_id}
                     anchor = len(arrays["anchors"]) - 1
                     rows.append(
@@ -175,20 +176,24 @@ class Batch:
 
 
 class LatentWindows:
-    """Encoded windows, opened from the shards of `encode_windows`; latents stay on disk until a batch needs them."""
+    """Encoded windows, opened from the shards of `encode_windows`; latents stay on disk until a batch needs them.
 
-    def __init__(self, shards: Sequence[Path]) -> None:
+    Poses are kept as they are and scaled by `statistics` when a batch is made.
+    """
+
+    def __init__(self, shards: Sequence[Path], statistics: PoseStatistics) -> None:
         if not shards:
             raise ValueError("shards: expected at least one; got none. Are there held-out episodes?")
+        self.statistics = statistics
         self.rows: list[dict[str, Any]] = []
         self._parts: list[dict[str, NDArray[Any]]] = []
         self._where: list[tuple[int, int]] = []
         for number, shard in enumerate(shards):
             rows = json.loads((shard / "index.json").read_text(encoding="utf-8"))["rows"]
-            names = ("latents", "weights", "conditioning", "anchors")
+            names = ("latents", "weights", "poses", "anchors")
             part = {name: np.load(shard / f"{name}.npy", mmap_mode="r") for name in names}
             windows = [value for name, value in part.items() if name != "anchors"]
-            if part["conditioning"].shape[1] != WINDOW_FRAMES or any(len(v) != len(rows) for v in windows):
+            if part["poses"].shape[1] != WINDOW_FRAMES or any(len(v) != len(rows) for v in windows):
                 raise ValueError(f"{shard}: expected {len(rows)} windows of {WINDOW_FRAMES} frames; encode them again")
             self.rows += rows
             self._parts.append(part)
@@ -200,13 +205,15 @@ class LatentWindows:
     def batch(self, rows: Sequence[int] | NDArray[np.int64]) -> Batch:
         """The windows `rows`."""
 
-        def gather(name: str) -> Tensor:
+        def gather(name: str) -> NDArray[np.float32]:
             values = [self._parts[part][name][row] for part, row in (self._where[int(index)] for index in rows)]
-            return torch.from_numpy(np.stack(values).astype(np.float32))
+            return np.stack(values).astype(np.float32)
 
         places = [(self._where[int(index)][0], self.rows[int(index)]["anchor"]) for index in rows]
         anchors = np.stack([self._parts[part]["anchors"][anchor] for part, anchor in places])
-        return Batch(gather("latents"), gather("weights"), gather("conditioning"), torch.from_numpy(anchors))
+        conditioning = self.statistics.normalise(gather("poses"))
+        arrays = (gather("latents"), gather("weights"), conditioning, anchors)
+        return Batch(*(torch.from_numpy(array) for array in arrays))
 
     def probabilities(self, start_weights: Mapping[int, float], failure_fraction: float | None) -> NDArray[np.float64]:
         """How often each window is drawn.

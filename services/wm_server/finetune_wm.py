@@ -73,9 +73,9 @@ class FinetuneConfig:
     """A model to begin with: its codec, statistics, pose format, size of the network (`transformer.model`) and history
     noise are kept (leave those settings out), its transformer is trained on."""
     codec_of: Path | None = None
-    """A model whose codec, statistics and pose format are kept while a new transformer is trained; not with `start`."""
+    """A model whose codec is kept while a new transformer is trained; not with `start`."""
     latents: Path | None = None
-    """Where windows are encoded to, one directory for each of `data`; runs with one codec may share it. None: in OUT."""
+    """Where windows are encoded to, a directory for each of `data`; runs with one codec may share it. None: in OUT."""
     codec: CodecTrainingConfig = field(default_factory=CodecTrainingConfig)
     """The codec's training; unused with `start` and `codec_of`."""
     windows: WindowChoice = field(default_factory=WindowChoice)
@@ -88,6 +88,10 @@ class FinetuneConfig:
     """Noise levels of the sampler that the model is saved with."""
     pose_format: Literal["rotation_columns", "euler"] = "rotation_columns"
     """How poses condition the model; the published BWM takes Euler angles."""
+    normalisation: Literal["workspace", "percentiles"] = "workspace"
+    """What poses are scaled by: bounds that hold for every policy, or (as the published BWM does) the 1st and 99th
+    percentiles of the training data, which hide where another policy goes; see `windows.PoseStatistics`. With `start`
+    that model's scale is kept."""
     held_out_fraction: float = 0.1
     """Share of initial states whose episodes validate and never train."""
     seed: int = 0
@@ -109,6 +113,8 @@ class FinetuneConfig:
             raise ValueError(f"held_out_fraction: expected between 0 and 1; got {self.held_out_fraction!r}")
         if self.windows.mirror and self.pose_format != "rotation_columns":
             raise ValueError("windows.mirror: needs pose_format rotation_columns; got euler. Give --windows.no-mirror")
+        if self.normalisation == "workspace" and self.pose_format != "rotation_columns":
+            raise ValueError("normalisation: workspace needs pose_format rotation_columns; got euler. Give percentiles")
         if self.threads < 1 or self.measure_episodes < 1:
             raise ValueError(
                 f"threads, measure_episodes: expected at least 1; got {self.threads}, {self.measure_episodes}"
@@ -133,8 +139,6 @@ class Finetune:
             transformer = of_start_model(config.transformer, config.pose_format, self.start)
             pose_format = cast(Literal["rotation_columns", "euler"], self.start.pose_format)
             config = replace(config, transformer=transformer, pose_format=pose_format)
-        elif self.source is not None and self.source.pose_format != config.pose_format:
-            raise ValueError(f"pose_format: expected {self.source.pose_format!r}, codec_of's; got {config.pose_format!r}")
         self.config, self.out = config, config.out
         refuse_changes(self.out, config.stage, asdict(config))
         self.training, self.validation = load_episodes(config.data, config.held_out_fraction)
@@ -171,10 +175,12 @@ class Finetune:
         return codec.eval()
 
     def statistics(self) -> PoseStatistics:
-        """The start model's (or codec_of's) pose percentiles, or those of the training episodes."""
+        """The start model's scale of poses, the workspace's, or that of the training episodes."""
         path = self.out / "pose_statistics.safetensors"
-        if self.source is not None:
-            return self.source.statistics
+        if self.start is not None:
+            return self.start.statistics
+        if self.config.normalisation == "workspace":
+            return PoseStatistics.workspace()
         if not path.exists():
             found = pose_statistics(self.training, self.config.pose_format, self.config.windows.mirror)
             state = {"low": torch.from_numpy(found.low), "high": torch.from_numpy(found.high)}
@@ -199,7 +205,7 @@ class Finetune:
                 part = episodes.where(lambda info, number=number: place[info.episode_id] == number)  # type: ignore[misc]
                 args = (self.statistics(), choice, config.pose_format, out / directory / name, config.seed, key)
                 shards += encode_windows(part, codec, *args)
-            made.append(LatentWindows(shards))
+            made.append(LatentWindows(shards, self.statistics()))
         codec.cpu()
         return made[0], made[1]
 
@@ -210,7 +216,16 @@ class Finetune:
             training_windows, validation_windows = self.latents()
         start = self.start.transformer.state_dict() if self.start is not None else None
         directories = directory_of_episodes(config.data) if config.transformer.data_weights else None
-        run = (training_windows, config.transformer, self.out, config.seed, self.placement, start, directories, self.statistics())
+        run = (
+            training_windows,
+            config.transformer,
+            self.out,
+            config.seed,
+            self.placement,
+            start,
+            directories,
+            self.statistics(),
+        )
         training = TransformerTraining(*run)
 
         def validate(average: BwmTransformer) -> dict[str, Any]:

@@ -108,6 +108,7 @@ class WorldModel:
             "pose_format": self.pose_format,
             "pose_low": self.statistics.low.tolist(),
             "pose_high": self.statistics.high.tolist(),
+            "pose_clip": self.statistics.clip,
             "sha256": file_sha256(directory / "model.safetensors"),
             "card": dict(card),
         }
@@ -136,7 +137,14 @@ class WorldModel:
             module.load_state_dict({key.removeprefix(name): v for key, v in state.items() if key.startswith(name)})
         low, high = (np.array(config[name], np.float32) for name in ("pose_low", "pose_high"))
         sampler = sampler or SamplerConfig(**_tuples(config["sampler"]))
-        return cls(codec, transformer, sampler, PoseStatistics(low, high), config["pose_format"], sha256)
+        return cls(
+            codec,
+            transformer,
+            sampler,
+            PoseStatistics(low, high, config.get("pose_clip", True)),
+            config["pose_format"],
+            sha256,
+        )
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

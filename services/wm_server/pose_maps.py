@@ -41,7 +41,7 @@ class CameraConfig:
 
 
 def projection(camera: CameraConfig) -> NDArray[np.float64]:
-    """(3, 4): world points (x, y, z, 1) in metres to (u w, v w, w); u right and v down in [-1, 1] of the half *height*."""
+    """(3, 4): world points (x, y, z, 1) in metres to (u w, v w, w); u right, v down, in half frame *heights*."""
     eye, target = np.array(camera.eye_m), np.array(camera.target_m)
     forward = (target - eye) / np.linalg.norm(target - eye)
     right = np.cross(forward, [0.0, 0.0, 1.0])
@@ -109,7 +109,7 @@ class PoseMaps(nn.Module):
         return torch.einsum("bfapr,bfapc->bfprc", tall, wide)
 
     def forward(self, conditioning: Tensor, anchor: Tensor) -> Tensor:
-        """(batch, 4n+1, 20) and the anchor (batch, 3, height, width) to (batch, 16 channels, n+1, rows/4, columns/4)."""
+        """(batch, 4n+1, 20), anchor (batch, 3, height, width) to (batch, 16 channels, n+1, rows/4, columns/4)."""
         spots = self.spots(conditioning)
         first = spots[:, :1].expand(-1, GROUP_FRAMES - 1, -1, -1, -1)
         groups = torch.cat([first, spots], 1).unflatten(1, (-1, GROUP_FRAMES)).flatten(2, 3)

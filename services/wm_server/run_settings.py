@@ -34,7 +34,17 @@ def settled(out: Path, stage: str) -> tuple[str, ...]:
     trained = checkpoint.has_training(out / "checkpoint") or (out / "model").exists()
     names: list[str] = []
     if encoded or trained:
-        names += ["data", "start", "codec_of", "seed", "held_out_fraction", "pose_format", "codec.", "windows."]
+        names += [
+            "data",
+            "start",
+            "codec_of",
+            "seed",
+            "held_out_fraction",
+            "pose_format",
+            "normalisation",
+            "codec.",
+            "windows.",
+        ]
     if trained:
         names += ["transformer.", "sigmas", GATE]
     return tuple(names)

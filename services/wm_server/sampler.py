@@ -88,13 +88,20 @@ def sample(
     results = []
     for start in range(0, len(condition), config.batch_bucket):
         rows = torch.arange(start, start + config.batch_bucket, device=condition.device).clamp(max=len(condition) - 1)
-        drawn = _sample_bucket(model, config, condition[rows], conditioning[rows], noise[rows], None if anchors is None else anchors[rows])
+        drawn = _sample_bucket(
+            model, config, condition[rows], conditioning[rows], noise[rows], None if anchors is None else anchors[rows]
+        )
         results.append(drawn[: len(condition) - start])
     return torch.cat(results)
 
 
 def _sample_bucket(
-    model: BwmTransformer, config: SamplerConfig, condition: Tensor, conditioning: Tensor, noise: Tensor, anchor: Tensor | None
+    model: BwmTransformer,
+    config: SamplerConfig,
+    condition: Tensor,
+    conditioning: Tensor,
+    noise: Tensor,
+    anchor: Tensor | None,
 ) -> Tensor:
     sigmas = torch.zeros(len(condition), LATENT_FRAMES, device=condition.device)
     sigmas[:, 1:CONDITION_LATENTS] = config.history_noise

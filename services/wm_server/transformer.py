@@ -50,8 +50,8 @@ class TransformerConfig:
     reference_latents: bool = True
     """Helper 3: the anchor's and the last history frame's latents as channels of every latent frame."""
     pose_map_channels: int = 0
-    """Helper 4: the grippers projected into the camera's frame, beside the anchor's pixels; channels at every four-pixel
-    cell. 0: none. Needs poses as rotation columns."""
+    """Helper 4: the grippers projected into the camera's frame, beside the anchor's pixels; channels at every
+    four-pixel cell. 0: none. Needs poses as rotation columns."""
     cross_attention: bool = False
     """Attend to one token an action. Without it the network is a quarter cheaper and loses nothing at a tiny size."""
     exact_gelu: bool = True

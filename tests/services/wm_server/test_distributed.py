@@ -22,6 +22,7 @@ from services.wm_server.devices import resolved_precision, torch_device
 from services.wm_server.distributed import Placement, Ranks, launched_ranks, local, materialise, on_meta, shard
 from services.wm_server.transformer import TransformerConfig
 from services.wm_server.transformer_training import TransformerTraining, TransformerTrainingConfig
+from services.wm_server.windows import PoseStatistics
 from tests.services.wm_server.conftest import TINY_TRANSFORMER, make_model
 
 CONFIG = TransformerTrainingConfig(model=TINY_TRANSFORMER, batch_size=5, steps=4, checkpoint_steps=2, ema_decay=0.5)
@@ -35,8 +36,10 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(0)
     np.save(shard_directory / "latents.npy", random.normal(size=(12, 4, 16, 2, 4)).astype(np.float16))
     np.save(shard_directory / "weights.npy", random.uniform(1, 5, size=(12, 13, 2, 4)).astype(np.float16))
-    np.save(shard_directory / "conditioning.npy", random.uniform(-1, 1, size=(12, 61, 20)).astype(np.float32))
-    rows = [{"episode_id": f"e{n}", "t": 50, "success": n % 2 == 0, "mirrored": False} for n in range(12)]
+    np.save(shard_directory / "poses.npy", random.uniform(-1, 1, size=(12, 61, 20)).astype(np.float32))
+    np.save(shard_directory / "anchors.npy", random.integers(0, 256, size=(1, 32, 64, 3)).astype(np.uint8))
+    facts = {"t": 50, "mirrored": False, "anchor": 0}
+    rows = [{"episode_id": f"e{n}", "success": n % 2 == 0, **facts} for n in range(12)]
     checkpoint.write_json(shard_directory / "index.json", {"key": {}, "rows": rows})
     return shard_directory
 
@@ -48,7 +51,9 @@ def train(
     placement: Placement | None = None,
     **settings: Any,
 ) -> TransformerTraining:
-    training = TransformerTraining(LatentWindows([windows]), config, out, 1, placement, **settings)
+    training = TransformerTraining(
+        LatentWindows([windows], PoseStatistics.workspace()), config, out, 1, placement, **settings
+    )
     training.run()
     return training
 
@@ -204,7 +209,7 @@ def test_labels_never_reach_the_loss(windows: Path, tmp_path: Path) -> None:
     """With every success called a failure and the other way round, as they come, the weights are the same."""
     config = dataclasses.replace(CONFIG, failure_fraction=None)
     one = train(windows, tmp_path / "one", config).model.state_dict()
-    flipped = LatentWindows([windows])
+    flipped = LatentWindows([windows], PoseStatistics.workspace())
     for row in flipped.rows:
         row["success"] = not row["success"]
     training = TransformerTraining(flipped, config, tmp_path / "other", 1)

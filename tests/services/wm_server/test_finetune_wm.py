@@ -193,7 +193,10 @@ def test_fine_tuning_takes_network_and_history_noise_from_the_start_model(data, 
     [
         ({"transformer.history_noise": 0.1}, r"transformer\.history_noise: expected 0\.2; got 0\.1"),
         ({"transformer.model": dataclasses.replace(TINY_TRANSFORMER, heads=4)}, r"model\.heads: expected 2; got 4"),
-        ({"windows.mirror": False, "pose_format": "euler"}, "pose_format: expected 'rotation_columns'; got 'euler'"),
+        (
+            {"normalisation": "percentiles", "windows.mirror": False, "pose_format": "euler"},
+            "pose_format: expected 'rotation_columns'; got 'euler'",
+        ),
     ],
     ids=["history noise", "heads", "pose format"],
 )

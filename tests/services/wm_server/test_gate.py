@@ -259,7 +259,9 @@ def test_a_run_that_never_reaches_the_gate_fails(data, tmp_path, served, capsys)
 
 def test_refused_before_anything_is_trained(data, tmp_path, served) -> None:
     config = config_of(data, tmp_path / "run", served(StubScorer()).address)
-    with pytest.raises(ValueError, match=r"gate\.data: expected failures and successes from initial states that are not"):
+    with pytest.raises(
+        ValueError, match=r"gate\.data: expected failures and successes from initial states that are not"
+    ):
         Finetune(dataclasses.replace(config, gate=dataclasses.replace(config.gate, data=(data / "won",))))
     with pytest.raises(SealedStateError):
         Finetune(dataclasses.replace(config, gate=dataclasses.replace(config.gate, data=(data / "test",))))

@@ -34,7 +34,8 @@ def test_published_wiring_has_no_helpers_and_is_driven_by_poses():
 
 def batch(random: np.random.Generator) -> Batch:
     latents = torch.from_numpy(random.normal(size=(3, 4, 16, 2, 4)).astype(np.float32))
-    return Batch(latents, torch.ones(3, 13, 2, 4), torch.zeros(3, 61, 20))
+    anchors = torch.zeros(3, 32, 64, 3, dtype=torch.uint8)
+    return Batch(latents, torch.ones(3, 13, 2, 4), torch.zeros(3, 61, 20), anchors)
 
 
 def test_untrained_clean_loss_is_the_distance_to_the_last_history_latent():

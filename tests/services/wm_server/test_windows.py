@@ -84,3 +84,20 @@ def test_mirrored_poses_are_those_of_the_mirrored_arm():
     mirrored = mirror_poses(conditioning_poses(targets, "rotation_columns"))
     np.testing.assert_allclose(mirrored, conditioning_poses(swapped, "rotation_columns"), atol=0.08)
     np.testing.assert_array_equal(mirror_poses(mirrored), conditioning_poses(targets, "rotation_columns"))
+
+
+def test_workspace_bounds_hide_nothing() -> None:
+    """Where the expert never went is still told apart; percentiles with clipping show both hands in one place."""
+    low, lower = np.zeros((2, 20), np.float32)
+    low[2], lower[2] = 0.884, 0.858  # a hand at the lowest height of the expert's, and 26 mm lower
+    expert = PoseStatistics(np.full(20, 0.884, np.float32), np.full(20, 1.062, np.float32))
+    assert expert.normalise(low)[2] == expert.normalise(lower)[2] == -1.0
+    workspace = PoseStatistics.workspace()
+    assert workspace.normalise(low)[2] - workspace.normalise(lower)[2] == pytest.approx(2 * 0.026 / 0.4, abs=1e-6)
+    assert workspace.normalise(np.full(20, 2.0, np.float32)).max() > 1.0
+
+
+@pytest.mark.parametrize(("clip", "share"), [(True, 0.25), (False, 0.0)])
+def test_clipped_share_counts_what_is_hidden(clip: bool, share: float) -> None:
+    statistics = PoseStatistics(np.zeros(2, np.float32), np.ones(2, np.float32), clip)
+    assert statistics.clipped_share(np.array([[0.5, 1.5], [0.0, 1.0]], np.float32)) == share
