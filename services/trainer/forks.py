@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from services.trainer.calls import brief
 from services.trainer.counterfactual_pairs import (
     PairFinder,
     PairSettings,
@@ -40,10 +40,9 @@ from services.trainer.counterfactual_pairs import (
     shuffled,
     summarise_pairs,
 )
-from services.trainer.fork_statistics import excess, summed
+from services.trainer.fork_states import Row, mixed_states, read_fidelity_rows, summarise_states
 from services.trainer.perturbation import KINDS, Kind
-from services.trainer.rollout import brief
-from services.trainer.shifts import flips, half_pixel_shifts, measure_floor, summarise_floor
+from services.trainer.shifts import half_pixel_shifts, measure_floor, summarise_floor
 from worldserve.messages import ItemFailedError
 from worldserve.settings import refuse_changed_settings
 
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
 
 SUMMARY = "Whether a world model follows the actions from one start: mixed states, pairs, and the floor."
 SETTINGS, FLOOR, PAIRS, RESULT = "forks.json", "floor.jsonl", "pairs.jsonl", "result.json"
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -134,55 +132,6 @@ class ForksConfig:
         """What rows in `out` depend on, beside the servers: a call with other values would mix two measurements."""
         names = ("split", "shift_x_mm", "shift_y_mm", "kinds", "sizes_mm", "sizes_actions", "seed")
         return {"data": self.data, **{name: getattr(self, name) for name in names}}
-
-
-def read_fidelity_rows(directory: Path) -> list[dict[str, Any]]:
-    """The rows of a fidelity run, which is only read.
-
-    Raises:
-        FileNotFoundError, ValueError: naming the file and what is missing in it.
-    """
-    path = directory / "episodes.jsonl"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected the rows of `worldserve fidelity --out {directory}`; none are there")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    for number, row in enumerate(rows):
-        missing = [name for name in ("episode_id", "initial_state_id", "success", "target") if name not in row]
-        if missing or not isinstance(row["success"], bool) or "success" not in row["target"]:
-            raise ValueError(
-                f"{path}, line {number + 1}: expected episode_id, initial_state_id, success (true or false) and "
-                f"target.success; missing or of another type: {', '.join(missing) or 'success'}"
-            )
-    return rows
-
-
-def mixed_states(rows: Sequence[Row]) -> set[str]:
-    """Initial states with both outcomes among their rollouts."""
-    seen: dict[str, set[bool]] = {}
-    for row in rows:
-        seen.setdefault(row["initial_state_id"], set()).add(row["success"])
-    return {state for state, outcomes in seen.items() if len(outcomes) == 2}
-
-
-def summarise_states(
-    rows: Sequence[Row], floor: Sequence[Row], states: set[str], confidence: float, seed: int
-) -> dict[str, Any]:
-    """Fake success, recall, discrimination on `states`, and fake success above the floor's failure -> success flips."""
-    from services.trainer.fidelity_result import rates
-
-    part = [row for row in rows if row["initial_state_id"] in states]
-    truth, read = [row["success"] for row in part], [bool(row["target"]["success"]) for row in part]
-    fakes = summed((r["initial_state_id"], bool(r["target"]["success"]), 1) for r in part if not r["success"])
-    flipped = flips([row for row in floor if row["initial_state_id"] in states], unmoved=False)
-    found = rates(truth, read, [row["initial_state_id"] for row in part], confidence, seed) if part else None
-    undefined = dict.fromkeys(("fake_success", "recall", "discrimination"))
-    return {
-        **(found.as_dict() if found else undefined),
-        "above_floor": excess(fakes, flipped, confidence, seed),
-        "states": len({row["initial_state_id"] for row in part}),
-        "failures": truth.count(False),
-        "successes": truth.count(True),
-    }
 
 
 def summarise(

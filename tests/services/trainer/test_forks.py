@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from services.trainer import forks
-from services.trainer.forks import mixed_states, read_fidelity_rows, summarise, summarise_states
+from services.trainer.fork_states import mixed_states, read_fidelity_rows, summarise_states
+from services.trainer.forks import summarise
 from tests.services.trainer.fork_world import ForkBackend, episode
 from tests.worldserve.serving.conftest import StubScorer
 from worldserve.client import EnvironmentClient
