@@ -183,6 +183,7 @@ def _facts(model: WorldModel, reward_fingerprint: str) -> dict[str, str]:
         "history_noise": repr(sampler.history_noise),
         "judge": "reward_model" if reward_fingerprint else "none",
         "objective": model.transformer.config.objective,
+        "pose_clip": str(model.statistics.clip).lower(),
         "pose_format": model.pose_format,
         "pose_statistics": json.dumps([[round(float(value), 6) for value in values] for values in statistics]),
         "reward_provenance": reward_fingerprint,

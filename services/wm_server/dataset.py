@@ -215,6 +215,12 @@ class LatentWindows:
         arrays = (gather("latents"), gather("weights"), conditioning, anchors)
         return Batch(*(torch.from_numpy(array) for array in arrays))
 
+    def clipped_share(self, count: int = 2000) -> float:
+        """Share of the pose numbers of (up to `count`) windows that the scale clips, which the network never sees."""
+        rows = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(int))
+        poses = [self._parts[part]["poses"][row] for part, row in (self._where[int(index)] for index in rows)]
+        return self.statistics.clipped_share(np.concatenate(poses))
+
     def probabilities(self, start_weights: Mapping[int, float], failure_fraction: float | None) -> NDArray[np.float64]:
         """How often each window is drawn.
 

@@ -14,6 +14,7 @@ from services.wm_server.mixing import directory_of_episodes, mixed_probabilities
 from services.wm_server.model import WorldModel
 from services.wm_server.sampler import SamplerConfig
 from services.wm_server.transformer_training import TransformerTrainingConfig
+from services.wm_server.windows import PoseStatistics
 from tests.services.wm_server.conftest import TINY_CODEC, TINY_TRANSFORMER, make_episode, make_model
 from worldserve.contract import adjust_bottle
 from worldserve.episodes import EpisodeWriter, SealedStateError
@@ -284,3 +285,16 @@ def test_data_without_a_side_are_refused_before_anything_is_trained(data, tmp_pa
     with pytest.raises(ValueError, match=message):
         Finetune(dataclasses.replace(settings(data, tmp_path / "out"), held_out_fraction=fraction))
     assert not (tmp_path / "out").exists()
+
+
+def test_clipped_poses_are_said(run, data, tmp_path, capsys):
+    """A model that was made with the expert's percentiles cannot see where other episodes go; the run says so."""
+    narrow = PoseStatistics(np.full(20, -0.1, np.float32), np.full(20, 0.1, np.float32))
+    start = WorldModel.load(run.out / "model")
+    start.statistics = narrow
+    start.save(tmp_path / "start", {})
+    config = dataclasses.replace(settings(data, tmp_path / "out"), start=tmp_path / "start", stage="transformer")
+    assert Finetune(config).run()
+    assert "of the poses' numbers are clipped" in capsys.readouterr().err
+    card = json.loads((tmp_path / "out" / "model" / "config.json").read_text())["card"]
+    assert card["clipped_pose_share"] > 0.5
