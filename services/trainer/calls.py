@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from worldserve.messages import ItemError, ItemFailedError
 
 RETRYABLE_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED", "INTERNAL"})
 MAX_RETRIES = 4
 MAX_BACKOFF_S = 5.0
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 def brief(error: ItemFailedError) -> str:
@@ -19,17 +22,32 @@ def brief(error: ItemFailedError) -> str:
     return f"{error.errors[0]}{more}"
 
 
-def retried(call: Callable[[Any], list[Any]], items: list[Any]) -> list[Any]:
-    """Send items; send again those with an error that may pass. Both calls are idempotent, so this is safe."""
+def call_again(
+    call: Callable[[Sequence[Item]], list[Answer]],
+    items: Sequence[Item],
+    wait: Callable[[float], Any] | None = None,
+) -> list[Answer]:
+    """Send items, and again those whose error may pass; every call of the contract is safe to repeat.
+
+    Errors that stay, or that cannot pass, are among the answers: one item's never takes the others along. `wait` gets
+    the seconds between two calls; None sleeps.
+    """
     replies = call(items)
     for attempt in range(MAX_RETRIES):
-        again = [i for i, r in enumerate(replies) if isinstance(r, ItemError) and r.code in RETRYABLE_CODES]
+        found = {n: reply for n, reply in enumerate(replies) if isinstance(reply, ItemError)}
+        again = {n: error for n, error in found.items() if error.code in RETRYABLE_CODES}
         if not again:
             break
-        wait_s = max(max(replies[i].retry_after_s or 0.0 for i in again), 0.05 * 2**attempt)
-        time.sleep(min(wait_s, MAX_BACKOFF_S))
-        for i, reply in zip(again, call([items[i] for i in again]), strict=True):
-            replies[i] = reply
+        asked_s = max(error.retry_after_s or 0.0 for error in again.values())
+        (wait or time.sleep)(min(max(asked_s, 0.05 * 2**attempt), MAX_BACKOFF_S))
+        for n, reply in zip(again, call([items[n] for n in again]), strict=True):
+            replies[n] = reply
+    return replies
+
+
+def retried(call: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
+    """As `call_again`. Raises ItemFailedError with the errors that cannot pass."""
+    replies = call_again(call, items)
     hopeless = [r for r in replies if isinstance(r, ItemError) and r.code not in RETRYABLE_CODES]
     if hopeless:
         raise ItemFailedError(hopeless)

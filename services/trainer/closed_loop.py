@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from services.trainer.calls import call_again
 from services.trainer.mismatch_statistics import replayed_successes
 from services.trainer.plans import EpisodePlan
-from services.trainer.rollout import MAX_RETRIES, RETRYABLE_CODES, Client, Policy, RewardSource, collect_rollout
+from services.trainer.rollout import Client, Policy, RewardSource, collect_rollout
 from services.trainer.run_record import append_jsonl, read_jsonl
 from worldserve.messages import ItemError, ReplayItem, ReplayOutcome, ResetItem, ResetReply, StepItem, StepReply
 
@@ -145,17 +145,13 @@ def replay_all(reference: Reference, items: Sequence[ReplayItem]) -> dict[str, R
     Raises RuntimeError where the reference does not know the true success, or executed other actions than it was sent:
     then it did not start from the same state, and the outcome would say nothing.
     """
-    outcomes: dict[str, ReplayOutcome | ItemError] = {}
-    again = list(items)
-    for attempt in range(MAX_RETRIES + 1):
-        if not again:
-            break
-        if attempt:
-            time.sleep(min(0.05 * 2**attempt, 1.0))
-        outcomes |= dict(reference.replay(again))
-        again = [item for item in again if _may_pass(outcomes[item.episode_id])]
-    for item in items:
-        outcome = outcomes[item.episode_id]
+
+    def replay(part: Sequence[ReplayItem]) -> list[ReplayOutcome | ItemError]:
+        found = dict(reference.replay(part))
+        return [found[item.episode_id] for item in part]
+
+    outcomes = call_again(replay, items) if items else []
+    for item, outcome in zip(items, outcomes):
         if isinstance(outcome, ItemError):
             continue
         if outcome.success is None:
@@ -169,11 +165,7 @@ def replay_all(reference: Reference, items: Sequence[ReplayItem]) -> dict[str, R
                 f"unchanged; {outcome.clipped_count} numbers were clipped and {outcome.elapsed_steps} actions ran. Do "
                 "target and reference know the same initial states? `worldserve contract diff` compares the rest."
             )
-    return outcomes
-
-
-def _may_pass(outcome: ReplayOutcome | ItemError) -> bool:
-    return isinstance(outcome, ItemError) and outcome.code in RETRYABLE_CODES
+    return {item.episode_id: outcome for item, outcome in zip(items, outcomes)}
 
 
 def measure(

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from services.trainer.calls import brief
 from services.trainer.plans import EpisodePlan, plan_episodes, unique_run_name
-from services.trainer.rollout import EpisodeFailure, EpisodeRecord, RewardSource, brief, collect_rollout
+from services.trainer.rollout import EpisodeFailure, EpisodeRecord, RewardSource, collect_rollout
 from services.trainer.run_facts import (
     check_policy_interface,
     contract_fingerprints,

@@ -27,13 +27,14 @@ from typing import Any, Literal
 
 import torch
 
+from services.trainer.calls import brief
 from services.trainer.closed_loop import Checkpoint, measure
 from services.trainer.evaluate import claim_directory, evaluation_plans
 from services.trainer.mismatch_statistics import summarise
 from services.trainer.plans import unique_run_name
 from services.trainer.policies import find_policy, load_policy
 from services.trainer.recipes import parse_command
-from services.trainer.rollout import RewardSource, brief
+from services.trainer.rollout import RewardSource
 from services.trainer.run_facts import (
     check_policy_interface,
     check_reward_source,

@@ -7,17 +7,16 @@ make of them can therefore be compared frame by frame.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.trainer.calls import MAX_BACKOFF_S, MAX_RETRIES, RETRYABLE_CODES
+from services.trainer.calls import Answer, Item, call_again
 from services.trainer.plans import unique_run_name
 from worldserve.client import EnvironmentClient, RewardClient
 from worldserve.contract import Contract, Interface
@@ -34,9 +33,6 @@ from worldserve.messages import (
     Verdict,
 )
 from worldserve.wire.options import INLINE_FRAME_BYTES
-
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -152,27 +148,6 @@ class ServedTarget:
         if self._stop.is_set():
             raise InterruptedRunError("stopped")
         return call_again(call, items, self._stop.wait)
-
-
-def call_again(
-    call: Callable[[Sequence[Item]], list[Answer]],
-    items: Sequence[Item],
-    wait: Callable[[float], Any] = time.sleep,
-) -> list[Answer]:
-    """Send items, and again those whose error may pass; every call of the contract is safe to repeat.
-
-    Errors that stay, or that cannot pass, are among the answers: one item's never takes the others along.
-    """
-    replies = call(items)
-    for attempt in range(MAX_RETRIES):
-        found = {n: reply for n, reply in enumerate(replies) if isinstance(reply, ItemError)}
-        again = {n: error for n, error in found.items() if error.code in RETRYABLE_CODES}
-        if not again:
-            break
-        wait(min(MAX_BACKOFF_S, max(0.05 * 2**attempt, *(error.retry_after_s or 0.0 for error in again.values()))))
-        for n, reply in zip(again, call([items[n] for n in again])):
-            replies[n] = reply
-    return replies
 
 
 def _every_frame(interface: Interface) -> FrameSelection:

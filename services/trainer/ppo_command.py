@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from services.trainer.calls import brief
 from services.trainer.policies import find_policy, load_policy
 from services.trainer.ppo import train
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.recipes import parse_command
-from services.trainer.rollout import brief
 from services.trainer.run_facts import (
     check_policy_interface,
     check_reward_source,

@@ -17,11 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-# All but `retried` are passed on: other modules take them from here.
-from services.trainer.calls import MAX_BACKOFF_S as MAX_BACKOFF_S
-from services.trainer.calls import MAX_RETRIES as MAX_RETRIES
-from services.trainer.calls import RETRYABLE_CODES as RETRYABLE_CODES
-from services.trainer.calls import brief as brief
 from services.trainer.calls import retried
 from services.trainer.plans import EpisodePlan, plan_episodes
 from services.trainer.policies import PolicyObservation, PolicySample

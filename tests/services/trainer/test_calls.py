@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.trainer import calls
-from services.trainer.calls import MAX_BACKOFF_S, MAX_RETRIES, brief, retried
+from services.trainer.calls import MAX_BACKOFF_S, MAX_RETRIES, brief, call_again, retried
 from tests.services.trainer.conftest import item_error
 from worldserve.messages import ItemError, ItemFailedError
 
@@ -63,6 +63,14 @@ def test_errors_that_cannot_pass_are_raised_together(waited: list[float]) -> Non
         retried(target, ["a", "b", "c"])
     assert list(caught.value.errors) == [wrong, wrong]
     assert target.sent == [["a", "b", "c"], ["a"]]
+
+
+def test_errors_that_cannot_pass_are_answers_beside_the_others(waited: list[float]) -> None:
+    wrong, waits = item_error("NOT_FOUND"), []
+    target = Target({"fine": ["F"], "slow": [away(), away(), "S"], "no": [wrong]})
+    assert call_again(target, ["fine", "slow", "no"], waits.append) == ["F", "S", wrong]
+    assert target.sent == [["fine", "slow", "no"], ["slow"], ["slow"]]
+    assert (waits, waited) == ([0.05, 0.1], [])
 
 
 def test_a_failed_call_is_told_by_its_first_item() -> None:

@@ -121,7 +121,7 @@ class Flaky(StubBackend):
 def test_failed_episodes_are_counted_named_and_run_again_by_the_same_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.trainer.rollout.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("services.trainer.calls.time.sleep", lambda seconds: None)
     backend = Flaky()
     running = start_environment_server(backend, None, ServerSettings())
     try:

@@ -67,7 +67,7 @@ def test_results_of_other_settings_are_not_mixed_in(bandit: Any, tiny_policy: An
 def test_unfinished_episodes_are_an_error_that_says_so(
     bandit: Any, tiny_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.trainer.rollout.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("services.trainer.calls.time.sleep", lambda seconds: None)
     with pytest.raises(RuntimeError, match=r"1 of 10 episodes could not be finished; the first: task/test/1"):
         evaluate_policy(bandit(unavailable={1: 1000}), tiny_policy(), STATES, SETTINGS, tmp_path)
     assert len(read_jsonl(tmp_path / "episodes.jsonl")) == 9

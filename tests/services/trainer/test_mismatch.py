@@ -151,7 +151,7 @@ def test_a_failed_replay_loses_no_other_episode(bandit: Any, tiny_policy: Any, t
 
 
 def test_a_replay_that_fails_for_a_passing_reason_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.trainer.closed_loop.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("services.trainer.calls.time.sleep", lambda seconds: None)
     items = [ReplayItem(state, state, 0, chunk()) for state in STATES]
     simulator = Simulator(errors={STATES[0]: ["UNAVAILABLE"] * 2, STATES[1]: ["UNAVAILABLE"] * 99})
     outcomes = replay_all(simulator, items)

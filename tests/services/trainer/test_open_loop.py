@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,10 +14,8 @@ from services.trainer.open_loop import (
     PairedRuns,
     RecordedTarget,
     ServedTarget,
-    call_again,
     read_clips,
 )
-from tests.services.trainer.conftest import item_error
 from tests.worldserve.serving.conftest import KNOWN_STATE, StubBackend, StubScorer, chunk, frame
 from worldserve.client import EnvironmentClient, RewardClient
 from worldserve.episodes import Episode
@@ -100,27 +98,6 @@ def test_a_stopped_target_runs_nothing_more(server: RunningServer) -> None:
         target.stop()
         with pytest.raises(InterruptedRunError):
             target.run([episode(1)])
-
-
-def test_what_may_pass_is_sent_again_and_what_cannot_is_an_answer() -> None:
-    sent: list[list[str]] = []
-
-    def call(items: Sequence[str]) -> list[str | ItemError]:
-        sent.append(list(items))
-        away = item_error("UNAVAILABLE")
-        return [away if item == "slow" and len(sent) < 3 else item_error("NOT_FOUND") if item == "no" else item for item in items]  # fmt: skip
-
-    waits: list[float] = []
-    replies = call_again(call, ["fine", "slow", "no"], waits.append)
-    assert sent == [["fine", "slow", "no"], ["slow"], ["slow"]]
-    assert replies[:2] == ["fine", "slow"]
-    assert isinstance(replies[2], ItemError)
-    assert waits == [0.05, 0.1]
-
-
-def test_an_error_that_does_not_pass_is_an_answer_in_the_end() -> None:
-    replies = call_again(lambda items: [item_error("UNAVAILABLE")] * len(items), ["slow"], lambda seconds: None)
-    assert isinstance(replies[0], ItemError)
 
 
 def test_pairs_come_batch_by_batch_and_an_error_of_either_side_is_the_pair_s() -> None:
