@@ -1,4 +1,4 @@
-"""Files and directories on disk: the hashes by which they are named, and directories that are replaced whole.
+"""Files and directories on disk: the hashes by which they are named, and what is replaced whole.
 
 A directory cannot be replaced in one call, so it takes two renames: the old one aside, the new one in its place. A kill
 between them leaves no directory of that name, but both its versions beside it, and `whole_sibling` finds the newer.
@@ -23,6 +23,14 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
 def temporary_sibling(target: Path, suffix: str = "tmp") -> Path:
     """Where this process prepares `target`, or sets the one before it aside: `.NAME.PID.SUFFIX` beside it."""
     return target.with_name(f".{target.name}.{os.getpid()}.{suffix}")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file through a temporary one and a rename: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_sibling(path)
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def replace_directory(source: Path, target: Path) -> None:

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from services.reward_server.classifier import ClassifierConfig, FrameClassifier
 from worldserve.contract import Contract, adjust_bottle
-from worldserve.files import file_sha256
+from worldserve.files import file_sha256, replace_directory, temporary_sibling
 
 FORMAT = "worldserve.frame_classifier/1"
 # Every call runs batches of exactly this many frames, the last one padded: kernels differ between batch sizes, and with
@@ -106,8 +105,9 @@ def save_scorer(
     from safetensors.torch import save_file
 
     target = Path(directory)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    scratch = temporary_sibling(target)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
     try:
         tensors = {name: value.detach().contiguous().clone() for name, value in classifier.state_dict().items()}
         save_file(tensors, str(scratch / "model.safetensors"), metadata={"format": "pt"})
@@ -120,14 +120,7 @@ def save_scorer(
         text = json.dumps(config, indent=2, sort_keys=True, allow_nan=False) + "\n"
         (scratch / "config.json").write_text(text, encoding="utf-8")
         (scratch / "card.md").write_text(card, encoding="utf-8")
-        scratch.chmod(0o755)
-        if target.exists():
-            aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)) / "previous"
-            os.replace(target, aside)
-            os.replace(scratch, target)
-            shutil.rmtree(aside.parent)
-        else:
-            os.replace(scratch, target)
+        replace_directory(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target

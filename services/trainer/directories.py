@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worldserve.files import whole_sibling as whole_sibling  # policies/checkpoint.py still takes it from here
-
 
 def is_empty(directory: Path) -> bool:
     """Whether nothing lies in `directory`, or it is not there; what a killed `write_json` left does not count."""

@@ -22,16 +22,13 @@ from typing import Any, BinaryIO
 import torch
 from safetensors.torch import load_file, save_file
 
-from worldserve.files import replace_directory, siblings, temporary_sibling, whole_sibling
+from worldserve.files import replace_directory, replace_text, siblings, temporary_sibling, whole_sibling
 from worldserve.settings import json_safe, refuse_changed_settings
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON through a temporary file and a rename: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(json_safe(value), indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    """JSON, replaced whole; non-finite numbers become null."""
+    replace_text(path, json.dumps(json_safe(value), indent=2, sort_keys=True) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -56,7 +53,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
-        _replace_text(path, whole)
+        replace_text(path, whole)
     return [json.loads(line) for line in whole.splitlines() if line]
 
 
@@ -64,13 +61,7 @@ def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Rewrite a JSONL file with the rows that `keep` accepts."""
     if path.exists():
         rows = [row for row in read_jsonl(path) if keep(row)]
-        _replace_text(path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
-
-
-def _replace_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+        replace_text(path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -14,17 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from services.wm_server.distributed import full_state, full_tensor, like, load_full_state, local
+from worldserve.files import replace_directory, replace_text, siblings, temporary_sibling, whole_sibling
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON through a temporary file and a rename: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, default=str)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    """JSON, replaced whole. Raises ValueError for numbers that are not finite."""
+    replace_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False, default=str) + "\n")
 
 
 def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
@@ -43,15 +40,13 @@ def forget_metrics(path: Path, stages: tuple[str, ...], step: int) -> None:
     # A last line cut short by a kill goes too.
     rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
     kept = [row for row in rows if row["stage"] not in stages or row["step"] <= step]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in kept), encoding="utf-8")
-    os.replace(temporary, path)
+    replace_text(path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in kept))
 
 
 def save_tensors(state: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """A safetensors file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_sibling(path)
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     save_file(tensors, str(temporary), metadata)
     os.replace(temporary, path)
@@ -79,46 +74,35 @@ def save_training(
                     tensors[f"{number}/{key}"] = whole.cpu()
     if not write:
         return
-    staging = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    staging = temporary_sibling(directory)
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     for name, state in states.items():
         save_tensors(state, staging / f"{name}.safetensors")
     save_tensors(tensors, staging / "optimizer.safetensors")
     write_json(staging / "progress.json", dict(progress))
-    old = directory.with_name(f".{directory.name}.{os.getpid()}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if directory.exists():
-        os.replace(directory, old)
-    # Killed here, `directory` is missing and both its siblings are whole: `load_training` takes the newer one.
-    os.replace(staging, directory)
-    for sibling in _siblings(directory):
+    replace_directory(staging, directory)
+    for sibling in siblings(directory):
         shutil.rmtree(sibling, ignore_errors=True)
 
 
 def has_training(directory: Path) -> bool:
     """Whether `load_training` may find a checkpoint: in `directory`, or in what a kill left of `save_training`."""
-    return any((path / "progress.json").exists() for path in (directory, *_siblings(directory)))
-
-
-def _siblings(directory: Path) -> list[Path]:
-    """Directories that interrupted calls of `save_training` left beside `directory`."""
-    found = directory.parent.glob(f".{directory.name}.*")
-    return sorted(path for path in found if path.suffix in (".tmp", ".old") and path.is_dir())
+    return any((path / "progress.json").exists() for path in (directory, *siblings(directory)))
 
 
 def _recover(directory: Path, files: list[str]) -> None:
     """Where `directory` holds no whole checkpoint, moves the newest whole sibling there."""
 
-    def whole(path: Path) -> bool:
-        return all((path / name).exists() for name in files)
+    def age(path: Path) -> float | None:
+        if not all((path / name).exists() for name in files):
+            return None
+        return float(json.loads((path / "progress.json").read_text(encoding="utf-8"))["step"])
 
-    candidates = [path for path in _siblings(directory) if whole(path)]
-    if whole(directory) or not candidates:
-        return
-    newest = max(candidates, key=lambda path: json.loads((path / "progress.json").read_text(encoding="utf-8"))["step"])
-    shutil.rmtree(directory, ignore_errors=True)
-    os.replace(newest, directory)
+    newest = whole_sibling(directory, age) if age(directory) is None else None
+    if newest is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.replace(newest, directory)
 
 
 def load_training(

@@ -31,7 +31,7 @@ from services.wm_server.measure import FinalFrameScorer, moving_error, outcome_a
 from services.wm_server.model import WorldModel
 from services.wm_server.outcomes import balanced_episodes
 from services.wm_server.windows import CHUNK_FRAMES, build_window
-from worldserve.files import file_sha256
+from worldserve.files import file_sha256, replace_directory, temporary_sibling
 
 SUMMARY = "Export a trained world model with its card."
 
@@ -165,8 +165,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
     source = config.run / "model"
     if not (source / "config.json").exists():
         raise FileNotFoundError(f"run: expected a model in {source}, written at the first checkpoint; got none")
-    config.out.parent.mkdir(parents=True, exist_ok=True)
-    staging = config.out.with_name(f".{config.out.name}.{os.getpid()}.tmp")
+    staging = temporary_sibling(config.out)
     shutil.rmtree(staging, ignore_errors=True)
     try:
         store_half(source, staging)
@@ -178,11 +177,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
             written["figures"] = figures(WorldModel.load(staging), data, fraction, config.measure_episodes)
             checkpoint.write_json(staging / "config.json", written)
         (staging / "card.md").write_text(card_text(written, config.command, config.note), encoding="utf-8")
-        old = staging.with_suffix(".old")
-        if config.out.exists():
-            os.replace(config.out, old)
-        os.replace(staging, config.out)
-        shutil.rmtree(old, ignore_errors=True)
+        replace_directory(staging, config.out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     measured: dict[str, Any] = written.get("figures", {})

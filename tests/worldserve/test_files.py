@@ -1,4 +1,4 @@
-"""Hashes, and directories that are replaced whole: killed at any instant, one whole version can be found."""
+"""Hashes, and files and directories that are replaced whole: killed at any instant, one whole version can be found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from worldserve import files
-from worldserve.files import file_sha256, replace_directory, siblings, temporary_sibling, whole_sibling
+from worldserve.files import file_sha256, replace_directory, replace_text, siblings, temporary_sibling, whole_sibling
 
 
 def write(directory: Path, version: int) -> Path:
@@ -26,6 +26,23 @@ def test_a_hash_is_of_the_bytes_alone(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     # The example of FIPS 180-2, appendix B.1.
     assert file_sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_reader_sees_the_old_text_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "made" / "notes.txt"
+    replace_text(path, "old\n")
+
+    def killed(source: object, target: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            replace_text(path, "new\n")
+    assert path.read_text() == "old\n"
+    replace_text(path, "new\n")
+    assert path.read_text() == "new\n"
+    assert [child.name for child in path.parent.iterdir()] == ["notes.txt"]
 
 
 def test_a_directory_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:

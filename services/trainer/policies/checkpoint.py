@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from services.trainer.directories import whole_sibling
 from services.trainer.policies.config import FlowPolicyConfig
 from services.trainer.policies.flow_policy import FlowPolicy
+from worldserve.files import replace_directory, temporary_sibling, whole_sibling
 
 FORMAT = "worldserve.flow_policy/1"
 LOGGER = logging.getLogger("worldserve.trainer")
@@ -28,25 +26,18 @@ def save_policy(policy: FlowPolicy, directory: str | Path, card: Mapping[str, ob
     `card` (JSON values) says where the weights come from: command, data, seeds, figures.
     """
     target = Path(directory)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    scratch = temporary_sibling(target)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
     try:
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in policy.state_dict().items()}
         save_file(tensors, scratch / "model.safetensors", metadata={"format": "pt"})
         config = {"format": FORMAT, "policy": dataclasses.asdict(policy.config)}
         (scratch / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         (scratch / "card.json").write_text(json.dumps(dict(card), indent=2, sort_keys=True, allow_nan=False) + "\n")
-        scratch.chmod(0o755)
-        if target.exists():
-            previous = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-            os.rename(target, previous)  # over an empty directory, which POSIX allows
-            os.rename(scratch, target)
-            shutil.rmtree(previous)
-        else:
-            os.rename(scratch, target)
+        replace_directory(scratch, target)
     finally:
-        if scratch.exists():
-            shutil.rmtree(scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
     return target
 
 

@@ -87,15 +87,13 @@ def marked(directory: Path) -> float:
     return float(load_policy(directory).value_parameters()[-1].detach().flatten()[0])
 
 
-def kill_at_rename(monkeypatch: pytest.MonkeyPatch, name: str, version: float) -> None:
-    """Ends the process before directory `name` gets the name it was prepared for, at that policy's version."""
+def kill_at_rename(monkeypatch: pytest.MonkeyPatch, directory: Path, version: float) -> None:
+    """Ends the process before `directory` gets the name it was prepared for, at that policy's version."""
     replace = files.os.replace
 
     def killed(source: Path, target: Path) -> None:
-        if (
-            Path(target).name == name
-            and marked(Path(source) / "policy" if name != "policy" else Path(source)) == version
-        ):
+        policy = Path(source) if directory.name == "policy" else Path(source) / "policy"
+        if Path(target) == directory and marked(policy) == version:
             raise KilledError
         replace(source, target)
 
@@ -106,7 +104,7 @@ def test_a_kill_between_the_renames_of_the_policy_loses_it_not(
     tiny_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        kill_at_rename(patched, "policy", 2.0)
+        kill_at_rename(patched, tmp_path / "policy", 2.0)
         with pytest.raises(KilledError):
             checkpoints(tmp_path, tiny_policy(), 2)
     assert not (tmp_path / "policy").exists()
@@ -121,7 +119,7 @@ def test_a_kill_before_a_checkpoint_gets_its_name_loses_it_not(
     tiny_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        kill_at_rename(patched, "iteration_0002", 2.0)
+        kill_at_rename(patched, tmp_path / "checkpoints" / "iteration_0002", 2.0)
         with pytest.raises(KilledError):
             checkpoints(tmp_path, tiny_policy(), 2)
     resumed = RunRecord(tmp_path, {}, resume=True)
