@@ -12,6 +12,7 @@ from typing import Any
 from services.wm_server import checkpoint
 from services.wm_server.model import WorldModel
 from services.wm_server.transformer_training import TransformerTrainingConfig
+from worldserve.settings import flat_settings, refuse_changed_settings
 
 # How a run is carried out, not what it computes.
 FREE = (
@@ -61,38 +62,28 @@ def refuse_changes(out: Path, stage: str, settings: Mapping[str, Any]) -> None:
     path = out / "config.json"
     if not path.exists():
         return
-    before = flat(json.loads(path.read_text(encoding="utf-8")))
-    now = flat(json.loads(json.dumps(settings, default=str)))
+    before, now = flat_settings(json.loads(path.read_text(encoding="utf-8"))), flat_settings(settings)
     names = settled(out, stage)
-    gated = [bool(settings.get("gate.reward")) for settings in (before, now)]
-    found = []
-    if gated[0] != gated[1] and GATE in names:
-        told = ["a gate" if on else "no gate" for on in gated]
-        found.append(f"gate.reward: expected {told[0]}; got {told[1]}")
-    for name in sorted(before.keys() | now.keys()):
-        unused = name.startswith("codec.") and (before.get("start") or before.get("codec_of")) is not None
-        unused = unused or (name.startswith(GATE) and (name == "gate.reward" or not all(gated)))
-        if name in FREE or unused or not any(name == prefix or name.startswith(prefix) for prefix in names):
-            continue
-        if not _same(name, before.get(name), now.get(name)):
-            found.append(f"{name}: expected {_shown(before.get(name))}; got {_shown(now.get(name))}")
-    if found:
-        raise ValueError(
-            f"out: {out} holds a run that was made with other settings:\n  "
-            + "\n  ".join(found)
-            + f"\nGive the settings of {path} to go on with it, or another --out to begin a new run."
-        )
+    unused = ("codec.",) if before.get("start") or before.get("codec_of") else ()
+    gated = [bool(values.get("gate.reward")) for values in (before, now)]
 
+    def held(values: Mapping[str, Any]) -> dict[str, Any]:
+        """What `out` depends on of `values`, comparable."""
+        found = {name: _resolved(name, value) for name, value in values.items() if name.startswith(names)}
+        found = {name: value for name, value in found.items() if name not in FREE and not name.startswith(unused)}
+        if GATE in names:
+            if not all(gated):
+                found = {name: value for name, value in found.items() if not name.startswith(GATE)}
+            found["gate.reward"] = "a gate" if values.get("gate.reward") else "no gate"
+        # A list that is empty by default was not recorded by older versions.
+        return {name: value for name, value in found.items() if value != []}
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    result: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            result |= flat(value, f"{prefix}{name}.")
-        else:
-            result[f"{prefix}{name}"] = value
-    return result
+    refuse_changed_settings(
+        held(before),
+        held(now),
+        what=f"out: {out} holds a run that was made with other settings",
+        advice=f"Give the settings of {path} to go on with it, or another --out to begin a new run.",
+    )
 
 
 def of_start_model(config: TransformerTrainingConfig, pose_format: str, start: WorldModel) -> TransformerTrainingConfig:
@@ -105,9 +96,8 @@ def of_start_model(config: TransformerTrainingConfig, pose_format: str, start: W
     """
     default = TransformerTrainingConfig()
     network = start.transformer.config
-    wanted = {f"model.{name}": value for name, value in dataclasses.asdict(network).items()}
-    wanted["history_noise"] = start.sampler.history_noise
-    given, usual = flat(dataclasses.asdict(config)), flat(dataclasses.asdict(default))
+    wanted = flat_settings({"model": dataclasses.asdict(network), "history_noise": start.sampler.history_noise})
+    given, usual = (flat_settings(dataclasses.asdict(values)) for values in (config, default))
     found = []
     if pose_format not in (start.pose_format, "rotation_columns"):
         found.append(f"pose_format: expected {start.pose_format!r}; got {pose_format!r}")
@@ -125,14 +115,8 @@ def of_start_model(config: TransformerTrainingConfig, pose_format: str, start: W
     return dataclasses.replace(config, model=network, history_noise=start.sampler.history_noise)
 
 
-def _same(name: str, before: Any, now: Any) -> bool:
-    if name in PATHS and before and now:
-        listed = [value if isinstance(value, list) else [value] for value in (before, now)]
-        first, second = ([os.path.realpath(path) for path in paths] for paths in listed)
-        return first == second
-    # A list that is empty by default was not recorded by older versions.
-    return bool(before == now or (not before and now == []))
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else json.dumps(value)
+def _resolved(name: str, value: Any) -> Any:
+    """Paths as the files they name, however they are written."""
+    if name not in PATHS or not value:
+        return value
+    return [os.path.realpath(path) for path in (value if isinstance(value, list) else [value])]

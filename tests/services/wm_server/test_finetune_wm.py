@@ -107,14 +107,17 @@ def with_changes(config: FinetuneConfig, changes: dict) -> FinetuneConfig:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": (Path("/other"),)}, r'data: expected \["[^"]*/data"\]; got \["/other"\]'),
+        ({"data": (Path("/other"),)}, r"data: expected \['[^']*/data'\]; got \['/other'\]"),
         ({"seed": 1}, "seed: expected 0; got 1"),
-        ({"start": "MODEL"}, 'start: expected none; got ".*/model"'),
+        ({"start": "MODEL"}, r"start: expected None; got \['.*/model'\]"),
         ({"held_out_fraction": 0.5}, r"held_out_fraction: expected 0\.3; got 0\.5"),
         ({"codec.steps": 9}, r"codec\.steps: expected 2; got 9"),
-        ({"windows.mirror": False}, r"windows\.mirror: expected true; got false"),
+        ({"windows.mirror": False}, r"windows\.mirror: expected True; got False"),
         ({"transformer.steps": 8}, r"transformer\.steps: expected 4; got 8"),
-        ({"transformer.data_weights": (2.0,)}, r"transformer\.data_weights: expected \[\]; got \[2\.0\]"),
+        (
+            {"transformer.data_weights": (2.0,)},
+            r"transformer\.data_weights: expected nothing \(not recorded\); got \[2\.0\]",
+        ),
         ({"transformer.model.layers": 2}, r"transformer\.model\.layers: expected 1; got 2"),
         ({"sigmas": (1.0, 0.5)}, r"sigmas: expected \[1\.0\]; got \[1\.0, 0\.5\]"),
         ({"stage": "measure", "held_out_fraction": 0.2}, r"held_out_fraction: expected 0\.3; got 0\.2"),

@@ -244,7 +244,7 @@ def test_a_run_is_stopped_by_a_real_reward_server_and_stays_stopped(data, tmp_pa
             "all",
             dataclasses.asdict(dataclasses.replace(config, gate=dataclasses.replace(config.gate, recall=0.5))),
         )
-    with pytest.raises(ValueError, match=r"gate\.reward: expected a gate; got no gate"):
+    with pytest.raises(ValueError, match=r"gate\.reward: expected 'a gate'; got 'no gate'"):
         Finetune(dataclasses.replace(config, gate=GateConfig()))
 
 
