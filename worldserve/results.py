@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from worldserve.files import replace_text
+
 SUMMARY = "Record a measured figure, or write docs/results.md from all of them."
 SUMMARY_PATH = Path("results/summary.json")
 PAGE_PATH = Path("docs/results.md")
@@ -169,7 +171,7 @@ def record(
     with _locked(path):
         figures = load(path) | {key: figure}
         stored = {name: asdict(entry) for name, entry in sorted(figures.items())}
-        _replace(path, json.dumps(stored, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        replace_text(path, json.dumps(stored, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return figure
 
 
@@ -252,12 +254,6 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "worldserve results", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -297,7 +293,7 @@ def _render(arguments: argparse.Namespace) -> int:
         print(f"{arguments.page}: not what {arguments.summary} gives; run `worldserve results render`", file=sys.stderr)
         return 1
     arguments.page.parent.mkdir(parents=True, exist_ok=True)
-    _replace(arguments.page, text)
+    replace_text(arguments.page, text)
     print(f"{arguments.page}: written")
     return 0
 

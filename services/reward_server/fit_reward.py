@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +37,7 @@ from services.reward_server.threshold import Threshold, choose_threshold, episod
 from services.reward_server.training import TrainingSettings, train
 from worldserve.contract import adjust_bottle_interface
 from worldserve.episodes import EpisodeReader
-from worldserve.files import file_sha256
+from worldserve.files import file_sha256, replace_text
 from worldserve.settings import refuse_changed_settings
 from worldserve.version import __version__
 
@@ -310,9 +309,7 @@ def _update_card(config: FitRewardConfig, figures: Mapping[str, Any], result: Me
     stored = json.loads(path.read_text(encoding="utf-8"))
     stored["facts"]["held_out"] = figures["held_out"]
     stored["facts"]["held_out"]["weights_sha256"] = file_sha256(config.out / "model.safetensors")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(stored, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    replace_text(path, json.dumps(stored, indent=2, sort_keys=True, allow_nan=False) + "\n")
     (config.out / "card.md").write_text(_card(stored["facts"]), encoding="utf-8")
 
 

@@ -13,7 +13,6 @@ import base64
 import html
 import io
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import tyro
 from services.trainer.phases import WALL
 from services.trainer.run_record import read_json, read_jsonl
 from services.trainer.side_by_side import SideBySide, load_videos
+from worldserve.files import replace_text
 
 SUMMARY = "Write one self-contained HTML page about a run."
 COLOURS = ("#1763a6", "#c2571a")
@@ -115,10 +115,7 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
     """Write the page of the run in `directory` to `out` (default: DIRECTORY/report.html), atomically."""
     out = out or directory / "report.html"
     page = render(load_run(directory))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, out)
+    replace_text(out, page)
     return out
 
 
