@@ -79,7 +79,10 @@ class PoseMaps(nn.Module):
             nn.Conv2d(hidden, hidden, 3, padding=1),
             nn.SiLU(),
             nn.Conv2d(hidden, channels, 1),
-        ).to(memory_format=torch.channels_last)  # twice as fast on a CPU
+        )
+        for layer in self.mix:
+            if isinstance(layer, nn.Conv2d):  # twice as fast on a CPU
+                layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
 
     def points(self, conditioning: Tensor) -> tuple[Tensor, Tensor]:
         """Points of both arms (..., 2, 6, 3) in metres and the strength of their spots (..., 2, 6)."""
