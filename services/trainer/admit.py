@@ -143,6 +143,18 @@ def identity_reasons(measures: Mapping[str, Measure], policy: Path | None) -> li
     return reasons
 
 
+def floor_reasons(measures: Mapping[str, Measure]) -> list[str]:
+    """Why a floor is not that of half a pixel: larger shifts flip more outcomes, and hide more fake successes."""
+    from services.trainer.shifts import HALF_PIXEL_MM
+
+    return [
+        f"{name}: expected a floor at shifts of half a pixel, {HALF_PIXEL_MM} mm (shifts_mm); got "
+        f"{found.result.get('shifts_mm')}. Measure it again with the default --shift-x-mm and --shift-y-mm"
+        for name, found in measures.items()
+        if name.startswith("forks.") and found.result.get("shifts_mm") != HALF_PIXEL_MM
+    ]
+
+
 def notes(measures: Mapping[str, Measure]) -> list[str]:
     """What does not refuse, but a reader should know."""
     found = []
@@ -175,7 +187,7 @@ def verdict(gates: Gates, measures: Mapping[str, Measure], policy: Path | None) 
         result = measures[name].result if name in measures else None
         judgements.append(judge(gate, result, COMMANDS[name], gates.confidence))
     reasons = [f"{j.gate.figure}: {j.why}" for j in judgements if j.outcome != "pass"]
-    reasons += identity_reasons(measures, policy)
+    reasons += identity_reasons(measures, policy) + floor_reasons(measures)
     return {
         "admitted": not reasons,
         "reasons": reasons,

@@ -53,7 +53,8 @@ def summarise_states(
     part = [row for row in rows if row["initial_state_id"] in states]
     truth, read = [row["success"] for row in part], [bool(row["target"]["success"]) for row in part]
     fakes = summed((r["initial_state_id"], bool(r["target"]["success"]), 1) for r in part if not r["success"])
-    flipped = flips([row for row in floor if row["initial_state_id"] in states], unmoved=False)
+    floor = [row for row in floor if row["initial_state_id"] in states]
+    flipped = flips(floor, unmoved=False)
     found = rates(truth, read, [row["initial_state_id"] for row in part], confidence, seed) if part else None
     undefined = dict.fromkeys(("fake_success", "recall", "discrimination"))
     return {
@@ -62,4 +63,6 @@ def summarise_states(
         "states": len({row["initial_state_id"] for row in part}),
         "failures": truth.count(False),
         "successes": truth.count(True),
+        # What the floor under `above_floor` rests on: replays that fail where the start has not moved.
+        "floor_failures": {"episodes": sum(not row["unmoved"] for row in floor), "states": len(flipped)},
     }

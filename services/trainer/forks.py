@@ -42,7 +42,7 @@ from services.trainer.counterfactual_pairs import (
 )
 from services.trainer.fork_states import Row, mixed_states, read_fidelity_rows, summarise_states
 from services.trainer.perturbation import KINDS, Kind
-from services.trainer.shifts import half_pixel_shifts, measure_floor, summarise_floor
+from services.trainer.shifts import HALF_PIXEL_MM, half_pixel_shifts, measure_floor, summarise_floor
 from worldserve.messages import ItemFailedError
 from worldserve.settings import refuse_changed_settings
 
@@ -83,9 +83,10 @@ class ForksConfig:
     """Leave the floor for another call."""
     record: Path | None = None
     """Also write both members of every pair here with all their frames; test states are refused."""
-    shift_x_mm: float = 3.24
-    """Half a pixel at the bottle along world x, through the default camera (derived in services/trainer/shifts.py)."""
-    shift_y_mm: float = 4.63
+    shift_x_mm: float = HALF_PIXEL_MM["x"]
+    """Half a pixel at the bottle along world x, through the default camera (derived in services/trainer/shifts.py).
+    `worldserve admit` takes no other floor."""
+    shift_y_mm: float = HALF_PIXEL_MM["y"]
     """Half a pixel at the bottle along world y."""
     kinds: tuple[Kind, ...] = KINDS
     """Perturbations: "offset" (tool displaced in one direction), "modes" (low cosine modes of the joints), "gripper"
@@ -215,6 +216,7 @@ def run(config: ForksConfig) -> dict[str, Any]:
         "split": config.split,
         **summarise(rows, floor, pairs, config.confidence, config.bootstrap_seed),
         "identity": identity,
+        "shifts_mm": {"x": config.shift_x_mm, "y": config.shift_y_mm},
         "purposes": sorted({row["initial_state_id"].split("/")[1] for row in rows if "/" in row["initial_state_id"]}),
         "fidelity": {"path": config.fidelity, "sha256": file_sha256(config.fidelity / "episodes.jsonl")},
         "settings": dataclasses.asdict(config),

@@ -55,7 +55,9 @@ def _figures() -> dict[str, Figure]:
     }
     found["mismatch.excess"] = Figure("mismatch", ("excess",), tuple(replayed.values()))
     forks = {
-        "above_floor": Figure("", ("mixed", "above_floor"), (("mixed", "failures"),)),
+        "above_floor": Figure(
+            "", ("mixed", "above_floor"), (("mixed", "failures"), ("mixed", "floor_failures", "episodes"))
+        ),
         "mixed.fake_success": Figure("", ("mixed", "fake_success"), (("mixed", "failures"),)),
         "mixed.recall": Figure("", ("mixed", "recall"), (("mixed", "successes"),)),
         "single.fake_success": Figure("", ("single", "fake_success"), (("single", "failures"),)),

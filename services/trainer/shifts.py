@@ -22,6 +22,8 @@ from worldserve.episodes import Episode
 from worldserve.episodes.initial_states import shifted_id
 
 Row = Mapping[str, Any]
+HALF_PIXEL_MM = {"x": 3.24, "y": 4.63}
+"""Through the default camera, at the bottle."""
 
 
 def half_pixel_shifts(x_mm: float, y_mm: float) -> dict[str, tuple[int, int]]:

@@ -40,7 +40,10 @@ def results(tmp_path: Path) -> dict[str, Any]:
             "target": {"fake_success": interval(0.14)}, "counts": {"failures": 200}, "failed": [], "identity": IDENTITY,
         },
         "forks-unseen": {
-            "split": "unseen", "mixed": {"above_floor": interval(0.2), "failures": 80}, "identity": IDENTITY,
+            "split": "unseen", "shifts_mm": {"x": 3.24, "y": 4.63}, "identity": IDENTITY,
+            "mixed": {
+                "above_floor": interval(0.2), "failures": 80, "floor_failures": {"episodes": 60, "states": 20},
+            },
         },
         "mismatch": {
             "excess": interval(0.05), "policy": {"replayed": 300}, "baseline": {"replayed": 320},
@@ -142,6 +145,15 @@ def test_measures_of_other_things_refuse_though_every_gate_is_met(
     assert [row["outcome"] for row in verdict["gates"]] == ["pass"] * 4
     assert len(verdict["reasons"]) == 1
     assert reason in verdict["reasons"][0]
+
+
+@pytest.mark.parametrize("shifts", [{"x": 50.0, "y": 50.0}, {"x": 3.24, "y": 5.0}, None])
+def test_a_floor_of_other_shifts_than_half_a_pixel_refuses(shifts: Any, admit: Any, results: Any) -> None:
+    results["forks-unseen"]["shifts_mm"] = shifts
+    status, verdict = admit()
+    assert status == 1
+    [reason] = verdict["reasons"]
+    assert reason.startswith("forks.unseen: expected a floor at shifts of half a pixel, {'x': 3.24, 'y': 4.63} mm")
 
 
 def test_a_measure_with_failed_episodes_refuses(admit: Any, results: Any) -> None:

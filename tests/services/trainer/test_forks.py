@@ -58,6 +58,7 @@ def test_above_the_floor_is_fake_success_minus_the_failures_that_half_a_pixel_tu
     floor = [floor_row("a", False, 1), floor_row("a", False, 0), floor_row("a", True, 4), floor_row("b", False, 4)]
     assert summarise_states(ROWS, floor, {"a"}, 0.9, 0)["above_floor"]["value"] == 0.5 - 1 / 8
     assert summarise_states(ROWS, floor, {"b"}, 0.9, 0)["above_floor"]["value"] == 1.0 - 1.0
+    assert summarise_states(ROWS, floor, {"a"}, 0.9, 0)["floor_failures"] == {"episodes": 2, "states": 1}
 
 
 def test_states_are_what_is_drawn_again() -> None:
@@ -164,6 +165,8 @@ def test_the_parts_may_be_run_apart_and_the_result_holds_them_all(command: list[
     # The failure, 6 mm off in x, comes within 4 mm by the shift of -3.24 mm alone: one flip of four.
     assert result["floor"]["failure_to_success"]["value"] == 0.25
     assert result["mixed"]["above_floor"]["value"] == 0.75
+    assert result["mixed"]["floor_failures"] == {"episodes": 1, "states": 1}
+    assert result["shifts_mm"] == {"x": 3.24, "y": 4.63}
     assert (result["floor"]["episodes"], result["floor"]["not_reproduced"]) == (4, 0)
     # The world model forgives what the simulator does not.
     assert (result["pairs"]["count"], result["pairs"]["both_success"]["value"]) == (2, 1.0)

@@ -127,6 +127,21 @@ def test_the_excess_rests_on_the_checkpoint_with_fewer_replays() -> None:
     assert judge(wanted, both, "x", 0.9).why == "it rests on 299 episodes and not on 300"
 
 
+@pytest.mark.parametrize(
+    ("failures", "floor", "why"),
+    [
+        (200, {"episodes": 200, "states": 30}, ""),
+        (200, {"episodes": 3, "states": 2}, "it rests on 3 episodes and not on 200"),
+        (199, {"episodes": 200, "states": 30}, "it rests on 199 episodes and not on 200"),
+        (200, None, "it rests on an unknown number of episodes and not on 200"),
+    ],
+)
+def test_above_the_floor_rests_on_the_failures_of_the_floor_too(failures: int, floor: Any, why: str) -> None:
+    wanted = Gate("forks.train.above_floor", 0.15, None, "value", 200, 0)
+    mixed = {"above_floor": interval(), "failures": failures, "floor_failures": floor}
+    assert judge(wanted, {"mixed": mixed}, "x", 0.9).why == why
+
+
 def test_every_figure_is_of_a_measure_that_admit_knows() -> None:
     from services.trainer.admit import COMMANDS
 
