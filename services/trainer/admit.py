@@ -3,8 +3,9 @@
     worldserve admit --policy runs/ppo/policy --fidelity runs/fidelity --mismatch runs/mismatch \\
         --forks runs/forks-train --forks runs/forks-unseen --gates gates/mini.yaml --out runs/admit/verdict.json
 
-Every gate of the file must be met, and all measures must be of one world model, one reward, one interface and the same
-policy. A figure that was not measured refuses. Exit status: 0 admitted, 1 refused, 2 unusable input.
+Every gate of the file must be met, and all measures must be of one world model, served with the same settings, one
+reward, one interface and the same policy. A figure that was not measured refuses. Exit status: 0 admitted, 1 refused,
+2 unusable input.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,7 +42,7 @@ IDENTITY = {
     "reward_provenance": "reward model",
     "interface": "interface",
 }
-# What may differ (threads, versions, whether the server was started with a reward), and is said.
+# What may differ (threads, versions, device: not what is drawn), and is said.
 NOTED = {"target_provenance": "target servers", "reference_provenance": "reference servers"}
 
 
@@ -52,7 +53,7 @@ class AdmitConfig:
     gates: Path = Path("gates/mini.yaml")
     """YAML file of the gates, written before the measures."""
     policy: Path | None = None
-    """Directory of the policy; the mismatch must be its own."""
+    """Directory of the policy; the mismatch must be its own. A gate on the mismatch is not met without it."""
     fidelity: Path | None = None
     """Directory of `worldserve fidelity`."""
     mismatch: Path | None = None
@@ -80,6 +81,23 @@ class Measure:
         reward = found.get("reward")
         fingerprint = reward.get("provenance_fingerprint") if isinstance(reward, Mapping) else None
         return {"reward_provenance": fingerprint, **found} if fingerprint else found
+
+    def drawn(self, names: Collection[str]) -> dict[str, str] | None:
+        """The target's facts that change what is drawn; None where it states none.
+
+        A history check has those of `names` that it knows beside its other facts, as numbers and lists.
+        """
+        found = self.result["identity"].get("target_drawn")
+        if isinstance(found, Mapping):
+            return {name: str(value) for name, value in found.items()}
+        return {name: _as_fact(self.identity[name]) for name in names if name in self.identity} or None
+
+
+def _as_fact(value: Any) -> str:
+    """A JSON value as `serve-wm` states it: lists by commas, true and false in small letters."""
+    if isinstance(value, list):
+        return ",".join(_as_fact(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read_measure(name: str, path: Path) -> Measure:
@@ -143,6 +161,26 @@ def identity_reasons(measures: Mapping[str, Measure], policy: Path | None) -> li
     return reasons
 
 
+def drawn_reasons(measures: Mapping[str, Measure]) -> list[str]:
+    """Why the measures are of a world model that was served otherwise: the same weights then draw other frames."""
+    stated = {name: found.result["identity"].get("target_drawn") for name, found in measures.items()}
+    names = sorted({name for found in stated.values() if isinstance(found, Mapping) for name in found})
+    drawn = {measure: found.drawn(names) for measure, found in measures.items()}
+    silent = [measure for measure, found in drawn.items() if found is None and measure != "history"]
+    reasons = []
+    if silent:
+        reasons.append(
+            f"drawing: {', '.join(silent)} does not say with which settings (target_drawn); measure it again"
+        )
+    for name in names:
+        # A server states all it has: what it leaves out is "" there. A history check is asked for what it states.
+        said = {m: found.get(name, "") for m, found in drawn.items() if found and (m != "history" or name in found)}
+        if len(set(said.values())) > 1:
+            listed = ", ".join(f"{measure} {value[:60] or 'none'}" for measure, value in said.items())
+            reasons.append(f"drawing: expected one {name}; got {listed}. Measure them on one server")
+    return reasons
+
+
 def floor_reasons(measures: Mapping[str, Measure]) -> list[str]:
     """Why a floor is not that of half a pixel: larger shifts flip more outcomes, and hide more fake successes."""
     from services.trainer.shifts import HALF_PIXEL_MM
@@ -158,15 +196,25 @@ def floor_reasons(measures: Mapping[str, Measure]) -> list[str]:
 def notes(measures: Mapping[str, Measure]) -> list[str]:
     """What does not refuse, but a reader should know."""
     found = []
-    mismatch = measures["mismatch"].identity if "mismatch" in measures else {}
-    if mismatch and mismatch.get("policy_model_sha256") == mismatch.get("baseline_model_sha256"):
-        found.append("the mismatch compares the policy with itself: the excess is 0 whatever the world model draws")
     for name, meaning in NOTED.items():
         said = {measure: str(m.identity[name]) for measure, m in measures.items() if m.identity.get(name)}
         if len(set(said.values())) > 1:
             listed = ", ".join(f"{measure} {value[:12]}" for measure, value in said.items())
             found.append(f"{meaning} differ in provenance ({listed}): settings, versions or reward of the servers")
     return found
+
+
+def vacuous(figure: str, measures: Mapping[str, Measure], policy: Path | None) -> str:
+    """Why a figure of the mismatch says nothing about the policy, whatever its number; "" where it does."""
+    if FIGURES[figure].measure != "mismatch":
+        return ""
+    reasons = []
+    if policy is None:
+        reasons.append("no policy was named that it is the mismatch of; give --policy")
+    said = measures["mismatch"].identity if "mismatch" in measures else {}
+    if figure == "mismatch.excess" and said and said.get("policy_model_sha256") == said.get("baseline_model_sha256"):
+        reasons.append("policy and baseline are the same weights, whose excess is 0 whatever the world model draws")
+    return "; ".join(reasons)
 
 
 def policy_sha256(directory: Path) -> str:
@@ -185,9 +233,13 @@ def verdict(gates: Gates, measures: Mapping[str, Measure], policy: Path | None) 
     for gate in gates.gates:
         name = FIGURES[gate.figure].measure
         result = measures[name].result if name in measures else None
-        judgements.append(judge(gate, result, COMMANDS[name], gates.confidence))
+        found = judge(gate, result, COMMANDS[name], gates.confidence)
+        why = vacuous(gate.figure, measures, policy)
+        if why and found.outcome != "missing":
+            found = dataclasses.replace(found, outcome="fail", why="; ".join(filter(None, (found.why, why))))
+        judgements.append(found)
     reasons = [f"{j.gate.figure}: {j.why}" for j in judgements if j.outcome != "pass"]
-    reasons += identity_reasons(measures, policy) + floor_reasons(measures)
+    reasons += identity_reasons(measures, policy) + drawn_reasons(measures) + floor_reasons(measures)
     return {
         "admitted": not reasons,
         "reasons": reasons,

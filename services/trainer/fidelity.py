@@ -202,18 +202,18 @@ def _check_same_interface(name: str, address: str, found: Contract, target: str,
         )
 
 
-def identity(config: FidelityConfig, servers: Servers, subjects: Sequence[Subject]) -> dict[str, str]:
+def identity(config: FidelityConfig, servers: Servers, subjects: Sequence[Subject]) -> dict[str, Any]:
     """Which very servers and episodes were measured."""
+    from services.trainer.run_facts import target_identity
+
     contract, reference = servers.target_contract, servers.reference_contract
     recorded = sorted({subject.info.provenance_fingerprint for subject in subjects})
     return {
-        "target_weights_sha256": contract.provenance.facts.get("weights_sha256", ""),
-        "target_provenance": fingerprint(contract.provenance),
+        **target_identity(contract),
         "reference": RECORDED if reference is None else "served",
         # Of a recording: where it was made, several places by commas.
         "reference_provenance": ",".join(recorded) if reference is None else fingerprint(reference.provenance),
         "reward_provenance": fingerprint(servers.reward_contract.provenance),
-        "interface": fingerprint(contract.interface),
         "data": ", ".join(map(str, config.data)),
         "data_sha256": data_sha256(subjects),
     }
@@ -277,7 +277,8 @@ def run(config: FidelityConfig) -> dict[str, str]:
         knows_truth = reference is not None and reference.provenance.kind == "simulator"
         check_subjects(subjects, servers.target_contract, config, knows_truth)
         about = identity(config, servers, subjects)
-        claim_directory(config.out, about | {"moving_threshold": config.moving_threshold}, config.fresh)
+        held = {name: value for name, value in about.items() if name != "target_drawn"}  # part of the provenance
+        claim_directory(config.out, held | {"moving_threshold": config.moving_threshold}, config.fresh)
         _write_run(config, servers, about)
         how = MeasurementSettings(config.out, config.batch, config.videos, config.moving_threshold)
         measurement = Measurement(how, servers, subjects)
@@ -300,7 +301,7 @@ def run(config: FidelityConfig) -> dict[str, str]:
     return measurement.failed
 
 
-def _write_run(config: FidelityConfig, servers: Servers, about: Mapping[str, str]) -> None:
+def _write_run(config: FidelityConfig, servers: Servers, about: Mapping[str, Any]) -> None:
     from services.trainer.run_facts import contract_fingerprints, write_run
 
     def facts(address: str, contract: Contract | None) -> dict[str, Any]:

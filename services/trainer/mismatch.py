@@ -41,6 +41,7 @@ from services.trainer.run_facts import (
     contract_fingerprints,
     judge_of,
     policy_facts,
+    target_identity,
     write_run,
 )
 from services.trainer.run_record import read_json, write_json
@@ -269,18 +270,14 @@ def _claim(directory: Path, settings: Mapping[str, Any], fresh: bool) -> None:
     claim_directory(directory, settings, fresh)
 
 
-def identity_of(contract: Contract, truth: Contract, checkpoints: Sequence[Checkpoint]) -> dict[str, str | None]:
+def identity_of(contract: Contract, truth: Contract, checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
     """What was measured, for `worldserve admit`."""
     hashes = {item.name: item.facts["model_sha256"] for item in checkpoints}
-    prints = contract_fingerprints(contract)
     return {
-        "target_weights_sha256": contract.provenance.facts.get("weights_sha256", ""),
-        "target_provenance": prints["provenance"],
+        **target_identity(contract),
         "reference_provenance": contract_fingerprints(truth)["provenance"],
-        "reward_provenance": contract.provenance.facts.get("reward_provenance", ""),
         "policy_model_sha256": hashes["policy"],
         "baseline_model_sha256": hashes.get("baseline"),
-        "interface": prints["interface"],
     }
 
 

@@ -38,6 +38,28 @@ def contract_fingerprints(contract: Contract) -> dict[str, str]:
     return {"interface": fingerprint(contract.interface), "provenance": fingerprint(contract.provenance)}
 
 
+# Facts of a server that say how a frame is computed or who judges it, and not which frame is drawn.
+NOT_DRAWN = frozenset({
+    "device_class", "diffusers", "judge", "reward_provenance", "threads", "torch", "weights_sha256",
+})  # fmt: skip
+
+
+def target_identity(contract: Contract) -> dict[str, Any]:
+    """What a measure says of its target, for `worldserve admit`; "" for what the server does not say.
+
+    `target_drawn` are the facts beside the weights that change what is drawn (noise levels, scale of the poses, ...):
+    all that a server states but for threads, versions, device and judge, so that one which is added later counts too.
+    """
+    facts, prints = contract.provenance.facts, contract_fingerprints(contract)
+    return {
+        "target_weights_sha256": facts.get("weights_sha256", ""),
+        "target_provenance": prints["provenance"],
+        "reward_provenance": facts.get("reward_provenance", ""),
+        "interface": prints["interface"],
+        "target_drawn": {name: value for name, value in sorted(facts.items()) if name not in NOT_DRAWN},
+    }
+
+
 def judge_of(contract: Contract) -> str:
     """Who judges there: "reward_model", "ground_truth" or "none"; "" where the server does not say."""
     return contract.provenance.facts.get("judge", "")

@@ -22,6 +22,7 @@ gates:
 IDENTITY = {
     "target_weights_sha256": "a" * 64, "target_provenance": "b" * 64, "reference_provenance": "c" * 64,
     "reward_provenance": "d" * 64, "interface": "e" * 64,
+    "target_drawn": {"history_noise": "0.05", "sampler_sigmas": "1.0,0.5", "pose_clip": "true", "window": "61"},
 }  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def results(tmp_path: Path) -> dict[str, Any]:
         },
         "history": {
             "outcome_difference": interval(0.1),
-            "identity": {"target_weights_sha256": "a" * 64, "reward": {"provenance_fingerprint": "d" * 64}},
+            "identity": {"target_weights_sha256": "a" * 64, "sampler_sigmas": [1.0, 0.5], "history_noise": 0.05, "reward": {"provenance_fingerprint": "d" * 64}},
         },
     }  # fmt: skip
 
@@ -60,9 +61,10 @@ def results(tmp_path: Path) -> dict[str, Any]:
 def admit(tmp_path: Path, results: dict[str, Any]) -> Callable[..., tuple[int, dict[str, Any]]]:
     """Writes the results and runs the command; returns the exit status and the verdict."""
 
-    def command(*more: str, gates: str = GATES) -> tuple[int, dict[str, Any]]:
+    def command(*more: str, gates: str = GATES, policy: bool = True) -> tuple[int, dict[str, Any]]:
         (tmp_path / "gates.yaml").write_text(gates)
-        flags = ["--gates", str(tmp_path / "gates.yaml"), "--policy", str(tmp_path / "policy")]
+        flags = ["--gates", str(tmp_path / "gates.yaml")]
+        flags += ["--policy", str(tmp_path / "policy")] if policy else []
         for name, result in results.items():
             directory = tmp_path / name
             directory.mkdir(exist_ok=True)
@@ -163,14 +165,60 @@ def test_a_measure_with_failed_episodes_refuses(admit: Any, results: Any) -> Non
     assert verdict["reasons"] == ["fidelity: episodes failed; the same command goes on with these"]
 
 
-def test_other_settings_of_the_servers_and_a_policy_against_itself_are_said(admit: Any, results: Any) -> None:
+def test_servers_that_draw_the_same_but_differ_otherwise_are_said(admit: Any, results: Any) -> None:
     results["fidelity"]["identity"] = {**IDENTITY, "target_provenance": "9" * 64}
+    status, verdict = admit()
+    assert status == 0
+    assert "target servers differ in provenance" in verdict["notes"][0]
+
+
+@pytest.mark.parametrize("fact", ["sampler_sigmas", "history_noise", "pose_clip", "window", "not_stated_elsewhere"])
+def test_a_world_model_that_was_served_with_other_settings_is_another(fact: str, admit: Any, results: Any) -> None:
+    drawn = {**IDENTITY["target_drawn"], fact: "other"}  # type: ignore[dict-item]
+    results["fidelity"]["identity"] = {**IDENTITY, "target_drawn": drawn}
+    status, verdict = admit()
+    assert status == 1
+    [reason] = verdict["reasons"]
+    assert reason.startswith(f"drawing: expected one {fact}; got fidelity other, mismatch")
+
+
+@pytest.mark.parametrize(("fact", "value"), [("sampler_sigmas", [1.0, 0.75]), ("history_noise", 0.2)])
+def test_a_history_check_is_of_the_same_settings_as_far_as_it_states_them(
+    fact: str, value: Any, admit: Any, results: Any
+) -> None:
+    results["history"]["identity"][fact] = value
+    status, verdict = admit()
+    assert status == 1
+    [reason] = verdict["reasons"]
+    assert reason.startswith(f"drawing: expected one {fact}; got ")
+    del results["history"]["identity"][fact]
+    assert admit()[0] == 0
+
+
+def test_a_measure_that_does_not_say_how_it_was_served_refuses(admit: Any, results: Any) -> None:
+    results["mismatch"]["identity"].pop("target_drawn")
+    status, verdict = admit()
+    assert status == 1
+    [reason] = verdict["reasons"]
+    assert reason.startswith("drawing: mismatch does not say with which settings")
+
+
+def test_a_policy_against_itself_meets_no_gate(admit: Any, results: Any) -> None:
     identity = results["mismatch"]["identity"]
     identity["baseline_model_sha256"] = identity["policy_model_sha256"]
     status, verdict = admit()
-    assert status == 0
-    assert "compares the policy with itself" in verdict["notes"][0]
-    assert "target servers differ in provenance" in verdict["notes"][1]
+    assert status == 1
+    [reason] = verdict["reasons"]
+    assert reason.startswith("mismatch.excess: policy and baseline are the same weights")
+    assert [row["outcome"] for row in verdict["gates"]] == ["pass", "pass", "fail", "pass"]
+
+
+@pytest.mark.parametrize("figure", ["mismatch.excess", "mismatch.policy.mismatch"])
+def test_a_gate_on_the_mismatch_needs_the_policy_that_it_is_of(figure: str, admit: Any, results: Any) -> None:
+    results["mismatch"]["policy"]["mismatch"] = interval(0.05)
+    status, verdict = admit(gates=f"gates: {{{figure}: {{at_most: 0.5}}}}", policy=False)
+    assert status == 1
+    assert verdict["reasons"] == [f"{figure}: no policy was named that it is the mismatch of; give --policy"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from services.trainer import collect, evaluate, ppo_command
 from services.trainer.policies import FlowPolicy, flow_mini, save_policy
 from services.trainer.ppo_config import PPOConfig
-from services.trainer.run_facts import check_reward_source, check_same_target
+from services.trainer.run_facts import check_reward_source, check_same_target, target_identity
 from services.trainer.run_record import read_json, write_json
 from tests.worldserve.serving.conftest import StubBackend
 from worldserve import __version__
@@ -219,3 +219,17 @@ def test_an_interrupted_ppo_names_what_there_is_to_go_on_from(
     write_json(tmp_path / "out" / "checkpoints" / "iteration_0003" / "state.json", {})
     assert "checkpoint iteration_0003 is whole" in ppo_command.how_to_go_on(tmp_path / "out")
     assert ppo_command.how_to_go_on(tmp_path / "new").startswith("interrupted before anything was written")
+
+
+def test_a_measure_says_of_its_target_all_that_changes_what_is_drawn() -> None:
+    drawn = {"sampler_sigmas": "1.0,0.5", "pose_clip": "true", "window": "61", "a_later_fact": "x"}
+    other = {"threads": "2", "torch": "2.13.0", "diffusers": "0.42", "device_class": "cpu-x", "judge": "reward_model"}
+    known = {"weights_sha256": "a" * 64, "reward_provenance": "d" * 64}
+    contract = adjust_bottle("world_model", "bwm", {**drawn, **other, **known})
+    assert target_identity(contract) == {
+        "target_weights_sha256": "a" * 64,
+        "target_provenance": fingerprint(contract.provenance),
+        "reward_provenance": "d" * 64,
+        "interface": fingerprint(contract.interface),
+        "target_drawn": drawn,
+    }
