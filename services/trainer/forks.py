@@ -1,8 +1,8 @@
 """Action forks: starts from which the actions decide, and whether a world model follows them. `worldserve forks`.
 
-    worldserve forks runs/rollouts --fidelity runs/fidelity/base --split train \\
+    worldserve forks runs/rollouts --fidelity runs/fidelity/base --split train --record runs/pairs \\
         --target 127.0.0.1:50052 --reference 127.0.0.1:50051 --out runs/forks/base-train
-    worldserve forks runs/held-out --fidelity runs/fidelity/base-held-out --split unseen --pairs 300 --record runs/pairs \\
+    worldserve forks runs/held-out --fidelity runs/fidelity/base-held-out --split unseen --pairs 300 \\
         --target 127.0.0.1:50052 --reference 127.0.0.1:50051 --out runs/forks/base-unseen
 
 DATA are the recorded episodes that `worldserve fidelity` measured into --fidelity. Three things come of them:
@@ -12,11 +12,11 @@ DATA are the recorded episodes that `worldserve fidelity` measured into --fideli
 - the floor: how often the simulator's own outcome flips when the start moves by half a pixel, in four directions. Fake
   success on mixed states is read above the floor's share of failures that become successes (`above_floor`).
 - counterfactual pairs: recorded successes, and the smallest perturbation of a few that makes the simulator fail, both
-  run in the target from the same start. --record keeps them with all frames, as training data.
+  run in the target from the same start. --record keeps them with all frames, as training data, from train states only.
 
 Intervals are percentile bootstraps over initial states. The same command goes on where it was stopped; --pairs and
 --floor-episodes may grow, and --skip-floor and --skip-pairs leave a part for another call.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from worldserve.episodes import EpisodeReader
 
 SUMMARY = "Whether a world model follows the actions from one start: mixed states, pairs, and the floor."
+PURPOSES = {"train": ("train",), "unseen": ("validation", "test")}
+"""Purposes of initial states by split."""
 SETTINGS, FLOOR, PAIRS, RESULT = "forks.json", "floor.jsonl", "pairs.jsonl", "result.json"
 
 
@@ -72,7 +74,8 @@ class ForksConfig:
     out: Path
     """Directory of the results; a call with the same settings goes on there."""
     split: Literal["train", "unseen"]
-    """Whether the target was trained on episodes from these states; noted in the result."""
+    """Whether the target was trained on episodes from these states: "train" takes train states alone, "unseen" those of
+    validation and test."""
     pairs: int = 200
     """How many counterfactual pairs."""
     floor_episodes: int = 0
@@ -82,7 +85,7 @@ class ForksConfig:
     skip_floor: bool = False
     """Leave the floor for another call."""
     record: Path | None = None
-    """Also write both members of every pair here with all their frames; test states are refused."""
+    """Also write both members of every pair here with all their frames; with --split train."""
     shift_x_mm: float = HALF_PIXEL_MM["x"]
     """Half a pixel at the bottle along world x, through the default camera (derived in services/trainer/shifts.py).
     `worldserve admit` takes no other floor."""
@@ -128,6 +131,11 @@ class ForksConfig:
             raise ValueError(f"sizes_actions: expected whole numbers of actions; got {self.sizes_actions}")
         if self.record is not None and self.skip_pairs:
             raise ValueError("record: expected pairs to record; got --skip-pairs as well. Leave one of them out.")
+        if self.record is not None and self.split == "unseen":
+            raise ValueError(
+                "record: expected --split train, since recorded pairs are training data; got --split unseen. Leave "
+                "--record out, or record pairs of train states."
+            )
 
     def held(self) -> dict[str, Any]:
         """What rows in `out` depend on, beside the servers: a call with other values would mix two measurements."""
@@ -172,17 +180,13 @@ class _Servers:
         reference.check_interface()
         return servers
 
-    def identity(self) -> dict[str, str]:
+    def identity(self) -> dict[str, Any]:
         """What was measured against what, for `worldserve admit`."""
-        from services.trainer.run_facts import contract_fingerprints
+        from services.trainer.run_facts import contract_fingerprints, target_identity
 
-        prints, facts = contract_fingerprints(self.target_contract), self.target_contract.provenance.facts
         return {
-            "target_weights_sha256": facts.get("weights_sha256", ""),
-            "target_provenance": prints["provenance"],
+            **target_identity(self.target_contract),
             "reference_provenance": contract_fingerprints(self.reference_contract)["provenance"],
-            "reward_provenance": facts.get("reward_provenance", ""),
-            "interface": prints["interface"],
         }
 
 
@@ -198,6 +202,7 @@ def run(config: ForksConfig) -> dict[str, Any]:
 
     rows, reader = read_fidelity_rows(config.fidelity), EpisodeReader(config.data)
     rows = _measured(rows, reader, config)
+    _check_purposes(rows, config)
     if config.record is not None:
         refuse_for_training(row["initial_state_id"] for row in rows)
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -237,22 +242,35 @@ def _measured(rows: Sequence[Row], reader: EpisodeReader, config: ForksConfig) -
     return found
 
 
-def _check_fidelity(config: ForksConfig, identity: Mapping[str, str]) -> None:
+def _check_purposes(rows: Sequence[Row], config: ForksConfig) -> None:
+    """Raises ValueError for states that are of another purpose than the split, or of none."""
+    from worldserve.episodes.initial_states import purpose_of
+
+    expected = PURPOSES[config.split]
+    others = sorted({state for state in (row["initial_state_id"] for row in rows) if purpose_of(state) not in expected})
+    if others:
+        raise ValueError(
+            f"split: expected {' or '.join(expected)} states for --split {config.split}; got {len(others)} others, "
+            f"such as {others[0]!r}. Name the other split, or the data and the fidelity run of this one."
+        )
+
+
+def _check_fidelity(config: ForksConfig, identity: Mapping[str, Any]) -> None:
     """Raises ValueError where the fidelity run measured another target."""
     from services.trainer.fidelity_result import read_result
 
     measured = read_result(config.fidelity)
-    names = ("target_weights_sha256", "target_provenance", "interface")
+    names = ("target_weights_sha256", "target_provenance", "reward_provenance", "interface")
     refuse_changed_settings(
         {name: getattr(measured, name) for name in names},
         {name: identity[name] for name in names},
-        what=f"fidelity: {config.fidelity} measured another target than {config.target} is",
-        advice="Serve that world model again as it was measured (its --reward is part of what it is), or measure this "
-        "one with `worldserve fidelity`.",
+        what=f"fidelity: {config.fidelity} measured another target, or by another reward, than {config.target} has",
+        advice="Serve that world model again as it was measured, with the --reward that read it, or measure this one "
+        "with `worldserve fidelity`.",
     )
 
 
-def _claim(config: ForksConfig, identity: Mapping[str, str], servers: _Servers) -> None:
+def _claim(config: ForksConfig, identity: Mapping[str, Any], servers: _Servers) -> None:
     """Notes the settings in `out`, or refuses where it holds other things or results of other settings."""
     from services.trainer.run_facts import write_run
     from services.trainer.run_record import read_json, write_json
@@ -263,7 +281,8 @@ def _claim(config: ForksConfig, identity: Mapping[str, str], servers: _Servers) 
             f"out: expected a new directory or that of an earlier call; {config.out} holds other things. Choose "
             "another --out."
         )
-    now = {**config.held(), **identity}
+    # What is drawn is part of the target's provenance.
+    now = {**config.held(), **{name: value for name, value in identity.items() if name != "target_drawn"}}
     if path.exists():
         refuse_changed_settings(
             read_json(path),

@@ -95,12 +95,14 @@ def test_no_fidelity_run_names_the_command_that_makes_it(tmp_path: Path) -> None
         (["--sizes-actions", "1.5"], "whole numbers"),
         (["--pairs", "-1"], "expected at least 0"),
         (["--skip-pairs", "--record", "runs/pairs"], "pairs to record"),
+        (["--split", "unseen", "--record", "runs/pairs"], "recorded pairs are training data"),
     ],
 )
 def test_settings_that_mean_nothing_are_usage_errors(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    required = ["data", "--fidelity", "f", "--target", "h:1", "--reference", "h:2", "--out", "o", "--split", "train"]
+    required = ["data", "--fidelity", "f", "--target", "h:1", "--reference", "h:2", "--out", "o"]
+    required += [] if "--split" in flags else ["--split", "train"]
     with pytest.raises(SystemExit) as ended:
         forks.main([*required, *flags])
     assert ended.value.code == 2
@@ -123,9 +125,13 @@ def servers() -> Iterator[tuple[RunningServer, RunningServer]]:
 
 @pytest.fixture
 def command(servers: tuple[RunningServer, RunningServer], tmp_path: Path) -> list[str]:
+    return made(servers, tmp_path, "validation")
+
+
+def made(servers: tuple[RunningServer, RunningServer], tmp_path: Path, purpose: str) -> list[str]:
     """A command on 4 episodes of 2 states, one of them mixed, with the fidelity run that it needs."""
     target, reference = servers
-    states = ["adjust_bottle/validation/0000"] * 2 + ["adjust_bottle/validation/0001"] * 2
+    states = [f"adjust_bottle/{purpose}/0000"] * 2 + [f"adjust_bottle/{purpose}/0001"] * 2
     errors_mm = [0.0, 6.0, 0.0, 2.0]
     with EpisodeWriter(tmp_path / "data") as writer:
         for number, (state, error) in enumerate(zip(states, errors_mm, strict=True)):
@@ -142,7 +148,7 @@ def command(servers: tuple[RunningServer, RunningServer], tmp_path: Path) -> lis
     undefined = dict.fromkeys(("fake_success", "recall", "discrimination"))
     identity = {
         "target_weights_sha256": "ab" * 32, "target_provenance": fingerprint(contract.provenance),
-        "interface": fingerprint(contract.interface), "reference_provenance": "", "reward_provenance": "",
+        "interface": fingerprint(contract.interface), "reference_provenance": "", "reward_provenance": fingerprint(StubScorer().contract.provenance),
         "data": "", "data_sha256": "",
     }  # fmt: skip
     counts = {"episodes": 4, "failures": 1, "successes": 3, "states": 2}
@@ -158,7 +164,7 @@ def test_the_parts_may_be_run_apart_and_the_result_holds_them_all(command: list[
     assert forks.main([*command, "--skip-pairs", "--floor-episodes", "1"]) == 0
     assert len((tmp_path / "out" / "floor.jsonl").read_text().splitlines()) == 1
     assert forks.main([*command, "--skip-pairs"]) == 0
-    assert forks.main([*command, "--skip-floor", "--record", str(tmp_path / "pairs")]) == 0
+    assert forks.main([*command, "--skip-floor"]) == 0
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (result["split"], result["purposes"]) == ("unseen", ["validation"])
     assert result["mixed"]["fake_success"]["value"] == 1.0
@@ -171,7 +177,30 @@ def test_the_parts_may_be_run_apart_and_the_result_holds_them_all(command: list[
     # The world model forgives what the simulator does not.
     assert (result["pairs"]["count"], result["pairs"]["both_success"]["value"]) == (2, 1.0)
     assert result["identity"]["target_weights_sha256"] == "ab" * 32
+
+
+def test_pairs_are_recorded_from_train_states(servers: tuple[RunningServer, RunningServer], tmp_path: Path) -> None:
+    command = made(servers, tmp_path, "train")
+    command[command.index("unseen")] = "train"
+    assert forks.main([*command, "--skip-floor", "--record", str(tmp_path / "pairs")]) == 0
     assert len(EpisodeReader(tmp_path / "pairs")) == 4
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["purposes"] == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("purpose", "split", "message"),
+    [
+        ("train", "unseen", "expected validation or test states for --split unseen; got 2 others, such as 'adjust_bottle/train/0000'"),
+        ("validation", "train", "expected train states for --split train; got 2 others"),
+    ],
+)  # fmt: skip
+def test_a_split_is_what_its_states_are_of(
+    purpose: str, split: str, message: str, servers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = made(servers, tmp_path, purpose)
+    command[command.index("unseen")] = split
+    assert forks.main([*command, "--skip-pairs", "--skip-floor"]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_other_settings_another_target_and_other_directories_are_refused(
@@ -188,6 +217,17 @@ def test_other_settings_another_target_and_other_directories_are_refused(
     fidelity.write_text(fidelity.read_text().replace("cd" * 32, "ab" * 32))
     assert forks.main([*command, *skip, "--out", str(tmp_path / "data")]) == 1
     assert "holds other things" in capsys.readouterr().err
+
+
+def test_a_fidelity_run_that_another_reward_read_is_refused(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fidelity = tmp_path / "fidelity" / "result.json"
+    result = json.loads(fidelity.read_text())
+    result["identity"]["reward_provenance"] = "cd" * 32
+    fidelity.write_text(json.dumps(result))
+    assert forks.main([*command, "--skip-pairs", "--skip-floor"]) == 1
+    assert f"reward_provenance: expected '{'cd' * 32}'" in capsys.readouterr().err
 
 
 def test_a_world_model_is_no_reference(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
