@@ -1,4 +1,4 @@
-"""Rates of forks over initial states, as JSON takes them: None where no episode of the kind was seen."""
+"""Rates of forks and mismatches over initial states, as JSON takes them: None where no episode of the kind was seen."""
 
 from __future__ import annotations
 

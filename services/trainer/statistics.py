@@ -7,8 +7,9 @@ Every random draw comes from a generator that the caller hands in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -132,15 +133,19 @@ def cluster_ratio(
 
     Entry i of each is state i's: for fake success, its failures read as success and its failures. States of many
     episodes weigh more than in `cluster_interval`. `count` is the number of states with a denominator above 0. Where
-    few states have one, resamples without any are left out; where no episode counts or every one does, the interval
-    has no width, whatever the number of episodes: read `count` with it.
+    few states have one, resamples without any are left out. A share of exactly 0 or 1 has no spread to resample, though
+    few states cannot show that it is exactly that: its interval reaches to Wilson's bound over `count` states.
 
     Raises:
-        ValueError: for denominators that sum to 0, or numbers that are negative or not finite.
+        ValueError: for denominators that sum to 0, numbers that are negative or not finite, or numerators above their
+            denominators.
     """
     parts = _ratio_parts(numerators, denominators)
     sums = _resampled_sums(parts, generator, confidence, resamples)
-    return _percentiles(_ratios(parts.sum(axis=0))[0], _ratios(sums)[:, 0], int((parts[:, 1] > 0).sum()), confidence)
+    count = int((parts[:, 1] > 0).sum())
+    found = _percentiles(_ratios(parts.sum(axis=0))[0], _ratios(sums)[:, 0], count, confidence)
+    below, above = _unseen(parts, confidence)
+    return replace(found, low=found.low - below, high=found.high + above)
 
 
 def cluster_ratio_difference(
@@ -152,7 +157,9 @@ def cluster_ratio_difference(
 ) -> Interval:
     """Ratio of sums `first` minus ratio of sums `second`, each (numerators, denominators) of the same states.
 
-    Both are taken from the same resampled states, as `cluster_ratio` takes one. `count` is the number of states.
+    Both are taken from the same resampled states, as `cluster_ratio` takes one. `count` is the number of states with a
+    denominator on both sides; the others still count in their side's ratio. What resampling cannot see of a share of 0
+    or 1 (see `cluster_ratio`) is added to the interval as the root of the squares (Newcombe 1998, method 10).
     """
     one, other = _ratio_parts(*first), _ratio_parts(*second)
     if len(one) != len(other):
@@ -160,7 +167,25 @@ def cluster_ratio_difference(
     parts = np.concatenate([one, other], axis=1)
     value = _ratios(parts.sum(axis=0))
     resampled = _ratios(_resampled_sums(parts, generator, confidence, resamples))
-    return _percentiles(value[0] - value[1], resampled[:, 0] - resampled[:, 1], len(parts), confidence)
+    count = int(((one[:, 1] > 0) & (other[:, 1] > 0)).sum())
+    found = _percentiles(value[0] - value[1], resampled[:, 0] - resampled[:, 1], count, confidence)
+    (one_below, one_above), (other_below, other_above) = _unseen(one, confidence), _unseen(other, confidence)
+    low, high = found.low, found.high
+    if one_below or other_above:
+        low = found.value - math.hypot(found.value - low, one_below, other_above)
+    if one_above or other_below:
+        high = found.value + math.hypot(high - found.value, one_above, other_below)
+    return replace(found, low=max(low, -1.0), high=min(high, 1.0))
+
+
+def _unseen(parts: NDArray[np.float64], confidence: float) -> tuple[float, float]:
+    """How far below and above a share (states, 2) of exactly 0 or 1 may lie; 0 and 0 for all others."""
+    above, below = parts.sum(axis=0)
+    if 0 < above < below:
+        return 0.0, 0.0
+    states = int((parts[:, 1] > 0).sum())
+    bound = wilson_interval(states if above else 0, states, confidence)
+    return bound.value - bound.low, bound.high - bound.value
 
 
 def _ratio_parts(numerators: ArrayLike, denominators: ArrayLike) -> NDArray[np.float64]:
@@ -170,6 +195,8 @@ def _ratio_parts(numerators: ArrayLike, denominators: ArrayLike) -> NDArray[np.f
         raise ValueError(f"numerators: expected {below.size} states as in denominators; got {above.size}")
     if above.min() < 0 or below.min() < 0 or not below.sum() > 0:
         raise ValueError("numerators, denominators: expected numbers of at least 0, denominators with a sum above 0")
+    if (above > below).any():
+        raise ValueError("numerators: expected shares, at most the denominators; got some above")
     return np.stack([above, below], axis=1)
 
 

@@ -21,8 +21,17 @@ def test_rates_count_episodes_and_states() -> None:
     assert found.fake_success.value == pytest.approx(1 / 3)
     assert found.recall.value == pytest.approx(2 / 3)
     assert found.discrimination.value == pytest.approx(1 / 3)
-    # Failures in a and b, successes in b and c.
-    assert (found.fake_success.count, found.recall.count, found.discrimination.count) == (2, 2, 3)
+    # Failures in a and b, successes in b and c: both in b alone.
+    assert (found.fake_success.count, found.recall.count, found.discrimination.count) == (2, 2, 1)
+
+
+def test_no_fake_success_in_few_states_is_not_certainty() -> None:
+    found = rates([False, False, False, True, True, True], [False, False, False, True, True, False], STATES, 0.9, 0)
+    assert found.fake_success is not None and found.discrimination is not None
+    # Wilson's upper bound of 0 of 2 states at 90%: z^2 / (n + z^2) with z = 1.645.
+    assert (found.fake_success.value, found.fake_success.low) == (0.0, 0.0)
+    assert found.fake_success.high == pytest.approx(2.7055 / 4.7055, abs=1e-3)
+    assert found.discrimination.low <= found.discrimination.value - found.fake_success.high
 
 
 @pytest.mark.parametrize(("truth", "missing"), [([True] * 6, "fake_success"), ([False] * 6, "recall")])

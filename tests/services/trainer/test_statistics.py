@@ -111,8 +111,32 @@ def test_cluster_ratio_difference_takes_both_from_the_same_states() -> None:
     table = ([1, 0, 2], [2, 3, 2])
     interval = cluster_ratio_difference(table, table, np.random.default_rng(0))
     assert (interval.value, interval.low, interval.high, interval.count) == (0.0, 0.0, 0.0, 3)
-    interval = cluster_ratio_difference(([4, 4], [4, 4]), ([1, 1], [4, 4]), np.random.default_rng(0))
-    assert (interval.value, interval.low, interval.high, interval.count) == (0.75, 0.75, 0.75, 2)
+    interval = cluster_ratio_difference(([3, 3], [4, 4]), ([1, 1], [4, 4]), np.random.default_rng(0))
+    assert (interval.value, interval.low, interval.high, interval.count) == (0.5, 0.5, 0.5, 2)
+
+
+@pytest.mark.parametrize(("events", "low", "high"), [(0, 0.0, 2.7055 / 5.7055), (1, 3 / 5.7055, 1.0)])
+def test_a_share_of_0_or_1_in_few_states_is_not_certainty(events: int, low: float, high: float) -> None:
+    """Wilson's bounds of 0 of 3 and 3 of 3 at 90%: z^2 / (n + z^2) and n / (n + z^2) with z = 1.645."""
+    trials = np.array([4, 5, 0, 6])
+    interval = cluster_ratio(events * trials, trials, np.random.default_rng(0))
+    assert (interval.value, interval.count) == (events, 3)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-3)
+
+
+def test_a_difference_of_shares_of_0_or_1_is_not_certainty() -> None:
+    none, all_ = ([0, 0], [4, 5]), ([4, 5], [4, 5])
+    same = cluster_ratio_difference(none, none, np.random.default_rng(0))
+    assert (same.value, same.count) == (0.0, 2)
+    assert (same.low, same.high) == pytest.approx((-2.7055 / 4.7055, 2.7055 / 4.7055), abs=1e-3)
+    apart = cluster_ratio_difference(all_, none, np.random.default_rng(0))
+    assert (apart.value, apart.high) == (1.0, 1.0)
+    assert apart.low == pytest.approx(1 - np.sqrt(2) * 2.7055 / 4.7055, abs=1e-3)
+
+
+def test_a_difference_counts_the_states_with_a_denominator_on_both_sides() -> None:
+    interval = cluster_ratio_difference(([1, 1, 1], [2, 2, 2]), ([1, 0, 0], [4, 0, 0]), np.random.default_rng(0))
+    assert interval.count == 1
 
 
 @pytest.mark.parametrize(
@@ -122,6 +146,7 @@ def test_cluster_ratio_difference_takes_both_from_the_same_states() -> None:
         ([-1, 2], [1, 1], "at least 0"),
         ([1], [1, 1], "expected 2 states"),
         ([np.nan, 0], [1, 1], "finite"),
+        ([2], [1], "at most the denominators"),
         ([], [], "non-empty"),
     ],
 )
