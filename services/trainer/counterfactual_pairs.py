@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.trainer.action_runs import ActionOutcome, ActionRun, run_actions
+from services.trainer.action_runs import ActionOutcome, ActionRun, every_frame, run_actions
 from services.trainer.fork_statistics import rate, summed
 from services.trainer.perturbation import (
     UNITS,
@@ -103,6 +103,10 @@ class PairFinder:
             row["target"] = {name: _judged(outcome) for name, outcome in zip(MEMBERS, pair, strict=True)}
         return rows
 
+    def perturbed_by(self, row: Row) -> dict[str, Any]:
+        """What a found pair's perturbation is made of: with the episode, all of its actions."""
+        return {**{name: row[name] for name in ("kind", "unit", "size")}, "perturbation_seed": self._settings.seed}
+
     def counterfactual(self, episode: Episode, size: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """(requested, executed) actions of an episode perturbed by `size`, each float32 (n, 14)."""
         perturbation = self._perturbation(episode)
@@ -168,14 +172,14 @@ class PairFinder:
         runs = [
             ActionRun(episode.initial_state_id, episode.seed, member) for member in (episode.executed_actions, actions)
         ]
-        outcomes = run_actions(self._reference, runs, self._chunk_actions, frames=True)
+        outcomes = run_actions(self._reference, runs, self._chunk_actions, every_frame(self._interface))
         for member, outcome in zip(MEMBERS, outcomes, strict=True):
             if outcome.success is not (member == "nominal"):
                 raise RuntimeError(
                     f"record: expected the {member} of {episode.episode_id!r} to end as it did before; the simulator "
                     f"now says success {outcome.success}. Is it the one that the pairs were found in?"
                 )
-            yield _recorded(row, episode, member, asked[member], outcome, contract)
+            yield _recorded(row, self.perturbed_by(row), episode, member, asked[member], outcome, contract)
 
 
 def member_id(row: Row, member: str) -> str:
@@ -192,7 +196,13 @@ def _judged(outcome: ActionOutcome) -> dict[str, Any]:
 
 
 def _recorded(
-    row: Row, episode: Episode, member: str, requested: NDArray[np.float32], outcome: ActionOutcome, contract: Contract
+    row: Row,
+    perturbed_by: Mapping[str, Any],
+    episode: Episode,
+    member: str,
+    requested: NDArray[np.float32],
+    outcome: ActionOutcome,
+    contract: Contract,
 ) -> Episode:
     last = outcome.replies[-1]
     actions = np.concatenate([reply.executed_actions for reply in outcome.replies])
@@ -218,7 +228,7 @@ def _recorded(
         metadata={
             "pair": row["episode_id"],
             "member": member,
-            **{name: row[name] for name in ("kind", "unit", "size")},
+            **perturbed_by,
         },
         frame_source=outcome.frames,
     )
@@ -243,7 +253,7 @@ def record_pairs(
         for row in rows:
             for member in MEMBERS:
                 known = there.get(member_id(row, member))
-                asked = {name: row[name] for name in ("kind", "unit", "size")}
+                asked = finder.perturbed_by(row)
                 if known is not None and any(known.get(name) != value for name, value in asked.items()):
                     raise ValueError(
                         f"record: {directory} holds {member_id(row, member)!r}, perturbed otherwise (expected {asked}; "

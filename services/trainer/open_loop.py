@@ -16,23 +16,18 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from services.trainer.action_runs import ActionRun, drive, every_frame
 from services.trainer.calls import Answer, Item, call_again
 from services.trainer.plans import unique_run_name
 from worldserve.client import EnvironmentClient, RewardClient
 from worldserve.contract import Contract, Interface
 from worldserve.episodes import Episode
 from worldserve.messages import (
-    FrameSelection,
     ItemError,
-    ResetItem,
-    ResetReply,
     ScoreItem,
     ScoreReply,
-    StepItem,
-    StepReply,
     Verdict,
 )
-from worldserve.wire.options import INLINE_FRAME_BYTES
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ class ServedTarget:
 
     def __init__(self, client: EnvironmentClient, contract: Contract) -> None:
         self._client = client
-        self._selection = _every_frame(contract.interface)
+        self._selection = every_frame(contract.interface)
         self._chunk = contract.interface.timing.chunk_actions
         self._stop = threading.Event()
 
@@ -106,55 +101,14 @@ class ServedTarget:
                 self._client.close_episodes(ids)
 
     def _run(self, episodes: Sequence[Episode], ids: Sequence[str]) -> list[Clip | ItemError]:
-        opening = [ResetItem(name, e.initial_state_id, seed=e.seed) for name, e in zip(ids, episodes)]
-        resets = self._call(self._client.reset, opening)
-        errors = {n: reply for n, reply in enumerate(resets) if isinstance(reply, ItemError)}
-        frames = {n: [reply.frame[None]] for n, reply in enumerate(resets) if isinstance(reply, ResetReply)}
-        success: dict[int, bool | None] = {}
-        for chunk in range(max(-(-episode.action_count // self._chunk) for episode in episodes)):
-            running = [n for n in frames if n not in errors and chunk * self._chunk < episodes[n].action_count]
-            items = [self._step_item(ids[n], chunk, episodes[n]) for n in running]
-            for n, item, reply in zip(running, items, self._call(self._client.step, items) if items else []):
-                drawn = reply if isinstance(reply, ItemError) else self._frames(item, reply)
-                if isinstance(drawn, ItemError):
-                    errors[n] = drawn
-                else:
-                    assert isinstance(reply, StepReply)
-                    frames[n].append(drawn)
-                    success[n] = reply.success
-        return [errors.get(n) or Clip(np.concatenate(frames[n]), success[n]) for n in range(len(episodes))]
-
-    def _step_item(self, episode_id: str, chunk: int, episode: Episode) -> StepItem:
-        actions = episode.executed_actions[chunk * self._chunk : (chunk + 1) * self._chunk]
-        return StepItem(episode_id, chunk, np.ascontiguousarray(actions), self._selection)
-
-    def _frames(self, item: StepItem, reply: StepReply) -> NDArray[np.uint8] | ItemError:
-        """All frames of a chunk, or an error where other actions were run than those sent."""
-        different = int((reply.executed_actions != item.actions).sum())
-        if different:
-            return ItemError(
-                "FAILED_PRECONDITION",
-                "ACTIONS_CHANGED",
-                f"chunk {item.chunk_index}.executed_actions",
-                "the recorded actions, run as they are",
-                f"{different} of {item.actions.size} numbers changed",
-                "The recording was made under other limits; record it again with this interface.",
-            )
-        if not item.frames.stream:
-            return reply.frames
-        return np.stack([frame for _, frame in self._client.read_frames(item.episode_id, item.chunk_index)])
+        runs = [ActionRun(episode.initial_state_id, episode.seed, episode.executed_actions) for episode in episodes]
+        found = drive(self._client, runs, ids, self._chunk, self._selection, self._call)
+        return [o if isinstance(o, ItemError) else Clip(o.frames, o.success) for o in found]
 
     def _call(self, call: Callable[[Sequence[Item]], list[Answer]], items: Sequence[Item]) -> list[Answer]:
         if self._stop.is_set():
             raise InterruptedRunError("stopped")
         return call_again(call, items, self._stop.wait)
-
-
-def _every_frame(interface: Interface) -> FrameSelection:
-    """All frames of a chunk: in the reply, or streamed where one chunk alone is more than a reply may hold."""
-    observation = interface.observation
-    size = interface.timing.chunk_actions * observation.height * observation.width * 3
-    return FrameSelection.every(1, stream=size > INLINE_FRAME_BYTES)
 
 
 def read_clips(

@@ -131,6 +131,15 @@ def test_a_record_of_other_sizes_is_refused(tmp_path: Path) -> None:
         record_pairs(made, [{**rows[0], "size": 12.0}], reader, CONTRACT, tmp_path / "pairs")
 
 
+def test_a_record_of_another_seed_is_refused(tmp_path: Path) -> None:
+    made, rows, reader = recorded(tmp_path)
+    record_pairs(made, rows, reader, CONTRACT, tmp_path / "pairs")
+    settings = PairSettings(("offset",), SIZES, 1)
+    other = PairFinder(ForkWorld(4.0), ForkWorld(4.0, verdicts=True), CONTRACT, settings, 8)
+    with pytest.raises(ValueError, match=r"perturbed otherwise \(expected .*'perturbation_seed': 1"):
+        record_pairs(other, rows, reader, CONTRACT, tmp_path / "pairs")
+
+
 def test_a_simulator_that_no_longer_agrees_is_an_error(tmp_path: Path) -> None:
     _, rows, reader = recorded(tmp_path)
     other = finder(ForkWorld(100.0), ForkWorld(4.0, verdicts=True))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from services.trainer import open_loop
+from services.trainer import action_runs, open_loop
 from services.trainer.open_loop import (
     Clip,
     InterruptedRunError,
@@ -55,7 +55,7 @@ def served(server: RunningServer) -> tuple[EnvironmentClient, ServedTarget]:
 def test_all_frames_come_in_order_in_replies_or_as_a_stream(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, inline_bytes: int
 ) -> None:
-    monkeypatch.setattr(open_loop, "INLINE_FRAME_BYTES", inline_bytes)
+    monkeypatch.setattr(action_runs, "INLINE_FRAME_BYTES", inline_bytes)
     client, target = served(server)
     with client:
         clips = target.run([episode(3), episode(8)])
