@@ -9,13 +9,20 @@ from typing import Any
 
 
 def refuse_changed_settings(
-    before: Mapping[str, Any], now: Mapping[str, Any], *, what: str, advice: str, free: Collection[str] = ()
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    what: str,
+    advice: str,
+    free: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
 ) -> None:
     """Compare the settings that a directory was made with and those that were asked for, by dotted names.
 
     Both may be nested (as of `dataclasses.asdict`), and both are compared as JSON would give them back, so either may
-    be read from a file. A setting that one side does not know counts as None there: one that was added since does not
-    stop earlier work while it is left out.
+    be read from a file. A setting that one side does not know counts as what `defaults` says it meant, or else as None:
+    one that was added since stops no earlier work while it has that value. A caller that adds a setting whose default
+    is not None names in `defaults` what was done before there was one.
 
     Args:
         before: what was recorded.
@@ -24,18 +31,23 @@ def refuse_changed_settings(
             end: "out: runs/a holds an evaluation that was made with other settings".
         advice: the message's end, what to do: "Give those, or choose another --out."
         free: names of settings that may change, each with all that is nested in it.
+        defaults: what a setting meant where it is not recorded, by its dotted name.
 
     Raises:
         ValueError: `what`, a line for every setting that differs with what was expected and what came, `advice`.
     """
     known, asked = flat_settings(before), flat_settings(now)
+    meant = flat_settings(defaults or {})
     differing = [
         name
         for name in sorted(known.keys() | asked.keys())
-        if known.get(name) != asked.get(name) and not any(f"{name}.".startswith(f"{prefix}.") for prefix in free)
+        if known.get(name, meant.get(name)) != asked.get(name, meant.get(name))
+        and not any(f"{name}.".startswith(f"{prefix}.") for prefix in free)
     ]
     if differing:
-        lines = [f"{name}: expected {_shown(known, name)}; got {_shown(asked, name)}" for name in differing]
+        lines = [
+            f"{name}: expected {_shown(known, name, meant)}; got {_shown(asked, name, meant)}" for name in differing
+        ]
         raise ValueError("\n".join([f"{what}:", *(f"  {line}" for line in lines), advice]))
 
 
@@ -61,5 +73,7 @@ def json_safe(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
-def _shown(settings: Mapping[str, Any], name: str) -> str:
-    return repr(settings[name]) if name in settings else "nothing (not recorded)"
+def _shown(settings: Mapping[str, Any], name: str, meant: Mapping[str, Any]) -> str:
+    if name in settings:
+        return repr(settings[name])
+    return f"{meant[name]!r} (not recorded)" if name in meant else "nothing (not recorded)"

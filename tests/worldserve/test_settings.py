@@ -66,6 +66,21 @@ def test_free_settings_may_change_with_all_that_is_nested_in_them() -> None:
         refuse(before, now, free={"threads", "mod", "model.wid"})
 
 
+def test_a_setting_added_since_means_what_was_done_before_it() -> None:
+    defaults = {"scale": "percentiles", "model.maps": 0}
+    before, same = {"seed": 0}, {"seed": 0, "scale": "percentiles", "model": {"maps": 0}}
+    refuse(before, same, defaults=defaults)
+    refuse(same, before, defaults=defaults)
+    with pytest.raises(ValueError, match=r"model\.maps: expected nothing \(not recorded\); got 0"):
+        refuse(before, same)
+    with pytest.raises(ValueError) as caught:
+        refuse(before, {"seed": 0, "scale": "workspace", "model": {"maps": 8}}, defaults=defaults)
+    assert str(caught.value).splitlines()[1:3] == [
+        "  model.maps: expected 0 (not recorded); got 8",
+        "  scale: expected 'percentiles' (not recorded); got 'workspace'",
+    ]
+
+
 def test_flat_settings_are_their_own_flat_form() -> None:
     flat = flat_settings({"a": {"b": {"c": 1}, "d": (Path("x"),)}, "e": None})
     assert flat == {"a.b.c": 1, "a.d": ["x"], "e": None}
