@@ -86,7 +86,8 @@ class PoseMaps(nn.Module):
 
     def points(self, conditioning: Tensor) -> tuple[Tensor, Tensor]:
         """Points of both arms (..., 2, 6, 3) in metres and the strength of their spots (..., 2, 6)."""
-        poses = self.low + (conditioning + 1.0) * (self.high - self.low) / 2.0
+        low, high = self.low.float(), self.high.float()
+        poses = low + (conditioning.float() + 1.0) * (high - low) / 2.0
         arms = poses.unflatten(-1, (2, 10))
         place, ahead, aside, open_ = arms[..., :3], arms[..., 3:6], arms[..., 6:9], arms[..., 9:]
         tool = place + self.camera.tool_centre_m * ahead
@@ -99,9 +100,17 @@ class PoseMaps(nn.Module):
         return points, strength
 
     def spots(self, conditioning: Tensor) -> Tensor:
-        """(batch, frames, 20) to (batch, frames, 6, rows, columns): spots of both arms together."""
+        """(batch, frames, 20) to (batch, frames, 6, rows, columns), float32: spots of both arms together.
+
+        Never under autocast: bf16 has 8 bits for a place in the frame, which moves spots by up to 0.8 pixels.
+        """
+        with torch.autocast(conditioning.device.type, enabled=False):
+            return self._spots(conditioning.float())
+
+    def _spots(self, conditioning: Tensor) -> Tensor:
         points, strength = self.points(conditioning)
-        homogeneous = points @ self.projection[:, :3].T + self.projection[:, 3]
+        camera = self.projection.float()
+        homogeneous = points @ camera[:, :3].T + camera[:, 3]
         across = homogeneous[..., :2] / homogeneous[..., 2:].clamp(min=0.05)
         column = (across[..., 0] / self.aspect + 1.0) * self.columns / 2.0
         row = (across[..., 1] + 1.0) * self.rows / 2.0

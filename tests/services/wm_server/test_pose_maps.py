@@ -64,3 +64,13 @@ def test_shapes_and_the_anchor_is_read() -> None:
     one, other = made(hands(0.1), anchor), made(hands(0.1), anchor + 1.0)
     assert one.shape == (1, 16 * 3, 2, 6, 8)
     assert not torch.equal(one, other)
+
+
+def test_autocast_does_not_move_a_spot() -> None:
+    """Training under bf16 sees the spots that serving in fp32 draws; the convolutions after them may be bf16."""
+    made, poses = maps(), hands(0.1)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.matmul(poses, poses.mT).dtype == torch.bfloat16
+        cast = made.spots(poses)
+    assert cast.dtype == torch.float32
+    assert torch.equal(cast, made.spots(poses))
