@@ -31,6 +31,7 @@ from services.wm_server.windows import (
     mirror_poses,
 )
 from worldserve.episodes import Episode
+from worldserve.files import replace_directory
 
 FUTURE_LATENTS = LATENT_FRAMES - CONDITION_LATENTS
 SHARD_EPISODES = 64
@@ -87,8 +88,8 @@ def encode_windows(
 ) -> list[Path]:
     """Encodes windows of all episodes into `out`, in shards of 64 episodes, each written whole or not at all.
 
-    A shard that is there with the same `key` (codec, choices, episodes) is kept, so an interrupted run goes on, and two
-    processes may share the work.
+    A shard that is there with the same `key` (codec, choices, episodes by id, hash of the frames and success) is kept,
+    so an interrupted run goes on, and several processes may fill the same directory.
     """
     from rich.progress import Progress
 
@@ -98,19 +99,40 @@ def encode_windows(
         task = bar.add_task(f"latents, {out.name}", total=len(episodes))
         for number, start in enumerate(range(0, len(episodes), SHARD_EPISODES)):
             positions = range(start, min(start + SHARD_EPISODES, len(episodes)))
-            names = [infos[position].episode_id for position in positions]
+            part_infos = [infos[position] for position in positions]
+            names = [[info.episode_id, info.frames_sha256, info.success] for info in part_infos]
             drawn = seed if choice.random_starts else 0  # without random starts no seed is in what is encoded
             facts = {**key, "choice": choice.__dict__, "pose_format": pose_format, "seed": drawn, "episodes": names}
             wanted = json.loads(json.dumps(facts, default=str))
             shard = out / f"shard_{number:04d}"
-            index = shard / "index.json"
-            whole = index.exists() and (shard / "poses.npy").exists()  # older shards hold other arrays
-            if not whole or json.loads(index.read_text(encoding="utf-8"))["key"] != wanted:
+            if not is_encoded(shard, wanted):
                 part = EpisodeSubset(episodes.reader, [episodes.positions[position] for position in positions])
                 _encode_shard(part, codec, statistics, choice, pose_format, shard, [seed, 3, number], wanted)
             shards.append(shard)
             bar.update(task, advance=len(positions))
     return shards
+
+
+def is_encoded(shard: Path, key: Mapping[str, Any]) -> bool:
+    """Whether `shard` is there whole, made with `key`."""
+    try:
+        index = json.loads((shard / "index.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    return bool(index["key"] == key) and (shard / "poses.npy").exists()  # older shards hold other arrays
+
+
+def _place(staging: Path, shard: Path, key: Mapping[str, Any], attempts: int = 5) -> None:
+    """Moves `staging` to `shard`, unless another process put the same one there; a stale one is replaced."""
+    for left in reversed(range(attempts)):
+        if is_encoded(shard, key):
+            return
+        try:
+            replace_directory(staging, shard)
+            return
+        except OSError:  # another process is between its two renames, or was faster
+            if not left and not is_encoded(shard, key):
+                raise
 
 
 @torch.inference_mode()
@@ -154,8 +176,7 @@ def _encode_shard(
         for name, values in arrays.items():
             np.save(staging / f"{name}.npy", np.stack(values))
         checkpoint.write_json(staging / "index.json", {"key": key, "rows": rows})
-        shutil.rmtree(out, ignore_errors=True)
-        os.replace(staging, out)
+        _place(staging, out, key)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -226,7 +247,11 @@ class LatentWindows:
 
         Args:
             start_weights: share of the windows at frame 0, 50, ...; -1 for those at random places.
-            failure_fraction: share of windows from failed episodes, where both kinds are there; None as they come.
+            failure_fraction: share of windows from failed episodes, where both kinds are there; None as they come. A
+                kind whose share is 0 (failures at 0, successes at 1) is never drawn, also where it is the only one.
+
+        Raises:
+            ValueError: when no window has a share.
         """
         starts = np.array([row["t"] if row["t"] in start_weights else -1 for row in self.rows])
         shares = np.array([start_weights.get(int(start), 0.0) for start in starts])
@@ -234,11 +259,18 @@ class LatentWindows:
         result = np.zeros(len(self.rows))
         for start in set(starts.tolist()):
             here = starts == start
-            if failure_fraction is None or failed[here].all() or not failed[here].any():
+            one_kind = failed[here].all() or not failed[here].any()
+            if failure_fraction is None or (one_kind and 0.0 < failure_fraction < 1.0):
                 result[here] = shares[here] / here.sum()
                 continue
             for group, share in ((here & failed, failure_fraction), (here & ~failed, 1.0 - failure_fraction)):
-                result[group] = shares[group] * share / group.sum()
-        if not result.sum() > 0.0:
+                result[group] = shares[group] * share / max(1, group.sum())
+        if not shares.sum() > 0.0:
             raise ValueError(f"start_weights: expected a share for one of {sorted(set(starts.tolist()))}; got none")
+        if not result.sum() > 0.0:
+            kind = "failures" if failure_fraction == 0.0 else "successes"
+            raise ValueError(
+                f"failure_fraction: expected windows that may be drawn at {failure_fraction}; got {kind} alone. Leave "
+                "these data out (transformer.data_weights 0), or choose a fraction between 0 and 1"
+            )
         return result / result.sum()

@@ -59,7 +59,7 @@ def mixed_probabilities(
         weights: share of the windows from each directory, in any unit; none takes them as they come.
 
     Raises:
-        ValueError: when a directory with a weight has no window to train on.
+        ValueError: when a directory with a weight has no window to train on, or none of the kind that is drawn.
     """
     if not weights or directories is None:
         return windows.probabilities(start_weights, failure_fraction)
@@ -75,5 +75,8 @@ def mixed_probabilities(
                 f"is {weight}; got none. Give it the weight 0"
             )
         part = _Rows([windows.rows[int(row)] for row in here])
-        result[here] = weight * part.probabilities(start_weights, failure_fraction)
+        try:
+            result[here] = weight * part.probabilities(start_weights, failure_fraction)
+        except ValueError as error:
+            raise ValueError(f"--data directory {position + 1}, whose weight is {weight}: {error}") from error
     return result / result.sum()

@@ -60,3 +60,36 @@ def test_a_weight_without_windows_is_refused() -> None:
 def test_senseless_weights_are_refused(weights: tuple[float, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_data_weights(weights, ["a", "b"])  # type: ignore[list-item]
+
+
+def rows_of(*kinds: bool | None) -> _Rows:
+    windows = _Rows([{"episode_id": f"e{n}", "t": 50, "success": kind} for n, kind in enumerate(kinds)])
+    windows._where = [(0, number) for number in range(len(kinds))]
+    return windows
+
+
+@pytest.mark.parametrize(
+    ("fraction", "success_starts", "expected"),
+    [(0.0, 50, [0.0, 1.0, 0.0]), (1.0, 50, [1.0, 0.0, 0.0]), (0.0, 0, [0.0, 1.0, 0.0]), (1.0, 0, [0.5, 0.0, 0.5])],
+)
+def test_a_kind_without_a_share_is_never_drawn(fraction: float, success_starts: int, expected: list[float]) -> None:
+    """Also at a start frame where it is alone: frame 50 of two failures, one success elsewhere or there."""
+    windows = rows_of(False, True, False)
+    windows.rows[1]["t"] = success_starts
+    if success_starts == 50:
+        windows.rows[2]["t"] = 100  # without a start share
+    found = windows.probabilities({0: 0.5, 50: 0.5}, fraction)
+    assert found.tolist() == pytest.approx(expected)
+    assert (found[np.array(expected) == 0.0] == 0.0).all()
+
+
+@pytest.mark.parametrize(("fraction", "kind", "said"), [(0.0, False, "failures"), (1.0, True, "successes")])
+def test_data_of_the_kind_without_a_share_are_refused(fraction: float, kind: bool, said: str) -> None:
+    with pytest.raises(ValueError, match=f"failure_fraction: .* at {fraction}; got {said} alone"):
+        rows_of(kind, kind).probabilities({50: 1.0}, fraction)
+    windows = rows_of(not kind, kind)
+    directories = {"e0": 0, "e1": 1}
+    with pytest.raises(ValueError, match=rf"directory 2, whose weight is 3\.0: failure_fraction: .* got {said} alone"):
+        mixed_probabilities(windows, {50: 1.0}, fraction, directories, (1.0, 3.0))
+    assert mixed_probabilities(windows, {50: 1.0}, fraction, directories, (1.0, 0.0)).tolist() == [1.0, 0.0]
+    assert mixed_probabilities(windows, {50: 1.0}, 0.5, directories, (1.0, 3.0)).tolist() == [0.25, 0.75]
