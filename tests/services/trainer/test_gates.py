@@ -24,14 +24,14 @@ def test_the_shipped_gates_are_the_issues_targets() -> None:
     gates = load_gates(ROOT / "gates" / "mini.yaml")
     assert gates.sha256 == hashlib.sha256((ROOT / "gates" / "mini.yaml").read_bytes()).hexdigest()
     assert gates.confidence == 0.9
-    assert {gate.figure: (gate.bound, gate.read, gate.minimum_count) for gate in gates.gates} == {
-        "fidelity.reference.fake_success": ("<= 0.03", "value", 200),
-        "fidelity.reference.recall": (">= 0.99", "value", 200),
-        "fidelity.target.fake_success": ("<= 0.15", "value", 200),
-        "fidelity.target.recall": (">= 0.97", "value", 200),
-        "forks.train.above_floor": ("<= 0.15", "value", 200),
-        "forks.unseen.above_floor": ("<= 0.25", "value", 200),
-        "mismatch.excess": ("<= 0.1", "high", 300),
+    assert {gate.figure: (gate.bound, gate.read, gate.minimum_count, gate.minimum_states) for gate in gates.gates} == {
+        "fidelity.reference.fake_success": ("<= 0.03", "value", 200, 50),
+        "fidelity.reference.recall": (">= 0.99", "value", 200, 50),
+        "fidelity.target.fake_success": ("<= 0.15", "value", 200, 50),
+        "fidelity.target.recall": (">= 0.97", "value", 200, 50),
+        "forks.train.above_floor": ("<= 0.15", "value", 200, 30),
+        "forks.unseen.above_floor": ("<= 0.25", "value", 200, 30),
+        "mismatch.excess": ("<= 0.1", "high", 300, 50),
     }
 
 
