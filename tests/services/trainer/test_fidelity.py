@@ -125,6 +125,7 @@ def test_a_replayed_simulator_gives_the_truth_and_is_compared_with_the_recording
     }  # fmt: skip
     assert [row["success"] for row in rows(out)] == [True, False, False]
     assert found["identity"]["reference_provenance"] == fingerprint(servers.simulator.contract.provenance)
+    assert found["identity"]["target_drawn"] == {}  # the stub states its weights alone
     assert len(servers.simulator.closed) == 3
 
 

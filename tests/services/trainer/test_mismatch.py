@@ -12,8 +12,9 @@ import pytest
 
 from services.trainer.closed_loop import Checkpoint, measure, replay_all
 from services.trainer.evaluate import evaluation_plans
+from services.trainer.fork_statistics import excess, rate
 from services.trainer.mismatch import MismatchConfig, main
-from services.trainer.mismatch_statistics import excess, share, summarise
+from services.trainer.mismatch_statistics import summarise
 from services.trainer.policies import FlowPolicy, flow_mini, save_policy
 from services.trainer.run_record import read_json, read_jsonl
 from tests.services.trainer.conftest import item_error
@@ -172,40 +173,27 @@ def test_a_replay_that_says_nothing_is_refused(simulator: Simulator, message: st
         replay_all(simulator, [ReplayItem("a", STATES[0], 0, chunk())])
 
 
-def counts(*pairs: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([p[0] for p in pairs], np.int64), np.array([p[1] for p in pairs], np.int64)
+def counts(*pairs: tuple[int, int]) -> dict[str, tuple[int, int]]:
+    return {f"state-{number}": pair for number, pair in enumerate(pairs)}
 
 
 def test_the_share_is_a_ratio_of_sums_over_states() -> None:
-    found = share(*counts((1, 1), (0, 9), (0, 0), (1, 10)), 0.9, 0)
+    found = rate(counts((1, 1), (0, 9), (0, 0), (1, 10)), 0.9, 0)
     assert found is not None
-    assert found.value == 2 / 20
-    assert found.low < 0.1 < found.high
-    assert share(*counts((0, 0), (0, 0)), 0.9, 0) is None
+    assert found["value"] == 2 / 20
+    assert found["low"] < 0.1 < found["high"]
+    assert rate(counts((0, 0), (0, 0)), 0.9, 0) is None
 
 
-def test_no_failure_in_few_states_is_not_certainty() -> None:
-    """Wilson's upper bound of 0 of 3 at 90%: z^2 / (n + z^2) with z = 1.645."""
-    found = share(*counts((0, 4), (0, 5), (0, 0), (0, 6)), 0.9, 0)
-    assert found is not None
-    assert (found.value, found.low) == (0.0, 0.0)
-    assert found.high == pytest.approx(2.7055 / 5.7055, abs=1e-3)
-    both = excess(counts((0, 4), (0, 5)), counts((0, 4), (0, 5)), 0.9, 0)
-    assert both is not None
-    assert both.value == 0.0
-    assert both.high == pytest.approx(2.7055 / 4.7055, abs=1e-3)
-    assert both.low == pytest.approx(-both.high)
-
-
-def test_the_excess_pairs_states_and_counts_those_where_one_side_has_no_success() -> None:
+def test_the_excess_pairs_states_and_counts_those_where_both_sides_have_a_success() -> None:
     first = counts((2, 4), (1, 2), (0, 0), (1, 2))  # 4 of 8, one half in each state
     second = counts((1, 4), (0, 0), (1, 4), (1, 4))  # 3 of 12, a quarter in each
     found = excess(first, second, 0.9, 0)
     assert found is not None
-    assert (found.value, found.count) == (0.25, 4)
+    assert (found["value"], found["count"]) == (0.25, 2)
     # Whatever states are drawn, the shares stay one half and a quarter: pairing leaves no spread.
-    assert found.low == pytest.approx(0.25)
-    assert found.high == pytest.approx(0.25)
+    assert found["low"] == pytest.approx(0.25)
+    assert found["high"] == pytest.approx(0.25)
     assert excess(first, counts((0, 0), (0, 0), (0, 0), (0, 0)), 0.9, 0) is None
 
 
@@ -292,6 +280,7 @@ def test_a_world_model_that_draws_everything_as_success_is_found_out(
     identity = result["identity"]
     assert identity["target_weights_sha256"] == "a" * 64
     assert identity["reward_provenance"] == "d" * 64
+    assert "weights_sha256" not in identity["target_drawn"]
     assert identity["interface"] == fingerprint(contract.interface)
     assert identity["reference_provenance"] == fingerprint(contract.provenance)
     assert identity["policy_model_sha256"] == file_sha256(tmp_path / "policy" / "model.safetensors")
