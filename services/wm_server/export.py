@@ -29,7 +29,7 @@ from services.wm_server.episodes import load_episodes
 from services.wm_server.finetune_wm import last_frames
 from services.wm_server.measure import FinalFrameScorer, moving_error, outcome_accuracy
 from services.wm_server.model import WorldModel
-from services.wm_server.outcomes import balanced_episodes
+from services.wm_server.outcomes import balanced_episodes, has_both_outcomes
 from services.wm_server.windows import CHUNK_FRAMES, build_window
 from worldserve.files import file_sha256, replace_directory, temporary_sibling
 
@@ -98,16 +98,17 @@ def figures(model: WorldModel, data: Sequence[Path], held_out_fraction: float, c
     """Figures on held-out episodes: decibels over moving pixels, outcomes by the last frame, CPU time of a chunk."""
     training, validation = load_episodes(data, held_out_fraction)
     episodes = balanced_episodes(validation, count)
-    moving = moving_error(model, episodes[: max(1, count // 3)])
+    shown = episodes if len(episodes) else validation
+    moving = moving_error(model, shown[: max(1, count // 3)])
     result: dict[str, Any] = {"moving": {**asdict(moving), "gap_db": moving.gap_db}}
-    if {bool(info.success) for info in episodes.infos} == {True, False}:
+    if has_both_outcomes(episodes) and has_both_outcomes(training):
         scorer = FinalFrameScorer(*last_frames(training))
         frames, success = last_frames(episodes)
         accuracy, _ = outcome_accuracy(model, episodes, scorer)
         derived = {name: getattr(accuracy, name) for name in ("fake_success", "recall", "balanced")}
         derived["scorer_accuracy"] = float(((scorer.score(frames) > 0.0) == success).mean())
         result["outcome"] = {**asdict(accuracy), **derived}
-    return {**result, "cpu": chunk_cpu_ms(model, episodes[0])}
+    return {**result, "cpu": chunk_cpu_ms(model, shown[0])}
 
 
 def card_text(config: Mapping[str, Any], command: str, note: str) -> str:

@@ -30,13 +30,20 @@ from services.wm_server.gate import GateConfig, StopGate, gate_episodes
 from services.wm_server.measure import FinalFrameScorer, moving_error, outcome_accuracy
 from services.wm_server.mixing import check_data_weights, directory_of_episodes
 from services.wm_server.model import WorldModel
-from services.wm_server.outcomes import as_json, balanced_episodes, outcomes, reward_facts
-from services.wm_server.run_settings import of_start_model, refuse_changes
+from services.wm_server.outcomes import as_json, balanced_episodes, has_both_outcomes, outcomes, reward_facts
+from services.wm_server.run_settings import (
+    INPUTS,
+    hash_of_episodes,
+    of_start_model,
+    refuse_changes,
+    refuse_other_inputs,
+)
 from services.wm_server.sampler import SamplerConfig
 from services.wm_server.transformer import BwmTransformer
 from services.wm_server.transformer_training import TransformerTraining, TransformerTrainingConfig, latent_errors
 from services.wm_server.windows import PoseStatistics
 from worldserve.client import CallFailedError, RewardClient
+from worldserve.episodes import EpisodeReader
 from worldserve.files import file_sha256
 from worldserve.messages import ItemFailedError
 
@@ -145,7 +152,9 @@ class Finetune:
         refuse_changes(self.out, config.stage, asdict(config))
         self.training, self.validation = load_episodes(config.data, config.held_out_fraction)
         self.gate = self._gate() if config.gate.reward and config.stage in ("all", "transformer") else None
+        inputs = refuse_other_inputs(self.out, config.stage, self._inputs())
         if config.stage != "measure" and self.ranks.is_main:
+            checkpoint.write_json(self.out / INPUTS, inputs)
             checkpoint.write_json(self.out / "config.json", asdict(config))
 
     def run(self) -> bool:
@@ -244,7 +253,8 @@ class Finetune:
         if gate is not None:
             gate.save = lambda path, average: self._save(path, average, training.step, training.cpu_s)
         finished = training.run(validate, gate)
-        kept = gate is not None and finished and gate.kept is not None
+        # Rank 0 alone knows what the gate found, and every rank must be in `averaged`, or none.
+        kept = gate is not None and finished and self.ranks.agree(gate.kept is not None)
         average = None if kept else training.averaged()
         if average is not None and self._saved_step() != training.step:
             # Killed after the last checkpoint, before its model was written.
@@ -260,6 +270,17 @@ class Finetune:
         if self.ranks.is_main:
             gate.check_reward()
         return gate
+
+    def _inputs(self) -> dict[str, Any]:
+        """Hashes of what the settings name by paths, by those settings' names."""
+        found: dict[str, Any] = {"data": {"episodes_sha256": hash_of_episodes(self.training.reader.infos)}}
+        for name, model in (("start", self.start), ("codec_of", self.source)):
+            if model is not None and getattr(self.config, name) is not None:
+                found[name] = {"model_sha256": model.sha256}
+        if self.gate is not None and self.config.gate.data:
+            reader = EpisodeReader([str(directory) for directory in self.config.gate.data])
+            found["gate"] = {"data": {"episodes_sha256": hash_of_episodes(reader.infos)}}
+        return found
 
     def _saved_step(self) -> int | None:
         path = self.out / "model" / "config.json"
@@ -294,9 +315,12 @@ class Finetune:
         model = WorldModel.load(self.out / "model")
         move_model(model, self.placement.device)
         episodes = balanced_episodes(self.validation, self.config.measure_episodes)
-        moving = moving_error(model, episodes[: max(1, self.config.measure_episodes // 3)])
+        if self.config.reward and not len(episodes):
+            raise ValueError("reward: expected held-out episodes with known success to judge; got none. Leave it out")
+        shown = episodes if len(episodes) else self.validation
+        moving = moving_error(model, shown[: max(1, self.config.measure_episodes // 3)])
         result: dict[str, Any] = {"moving": {**asdict(moving), "gap_db": moving.gap_db}, "steps": model.sampler.sigmas}
-        if {bool(episode.success) for episode in episodes} == {True, False}:
+        if has_both_outcomes(episodes) and has_both_outcomes(self.training):
             scorer = FinalFrameScorer(*last_frames(self.training))
             frames, success = last_frames(episodes)
             accuracy, _ = outcome_accuracy(model, episodes, scorer)
@@ -331,9 +355,10 @@ def average_device(model: BwmTransformer) -> torch.device:
 
 
 def last_frames(episodes: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Last frames uint8 (n, height, width, 3) and success bool (n,)."""
-    frames = [episode.frames_at([episode.action_count])[0] for episode in episodes]
-    return np.stack(frames), np.array([bool(episode.success) for episode in episodes])
+    """Last frames uint8 (n, height, width, 3) and success bool (n,) of those whose success is known."""
+    known = [episode for episode in episodes if episode.success is not None]
+    frames = [episode.frames_at([episode.action_count])[0] for episode in known]
+    return np.stack(frames), np.array([bool(episode.success) for episode in known])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

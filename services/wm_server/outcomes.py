@@ -117,14 +117,23 @@ def accuracy_of(rows: Sequence[Outcome]) -> OutcomeAccuracy:
 
 
 def balanced_episodes(episodes: EpisodeSubset, count: int) -> EpisodeSubset:
-    """At most `count` episodes, failures and successes in turn as far as both last, then what is left of one kind."""
+    """At most `count` episodes, failures and successes in turn as far as both last, then what is left of one kind.
+
+    Episodes whose success is unknown are neither, and left out.
+    """
     kinds: dict[bool, list[int]] = {False: [], True: []}
     for position, info in zip(episodes.positions, episodes.infos):
-        kinds[bool(info.success)].append(position)
+        if info.success is not None:
+            kinds[info.success].append(position)
     both = min(len(positions) for positions in kinds.values())
     order = [position for pair in zip(kinds[False], kinds[True]) for position in pair]
     order += kinds[False][both:] + kinds[True][both:]
     return EpisodeSubset(episodes.reader, order[:count])
+
+
+def has_both_outcomes(episodes: EpisodeSubset) -> bool:
+    """Whether failures and successes are among them."""
+    return {True, False} <= {info.success for info in episodes.infos}
 
 
 def reward_facts(reward: RewardClient) -> dict[str, Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from services.wm_server import checkpoint
 from services.wm_server.model import WorldModel
 from services.wm_server.transformer_training import TransformerTrainingConfig
+from worldserve.episodes import EpisodeInfo
 from worldserve.settings import flat_settings, refuse_changed_settings
 
 # How a run is carried out, not what it computes.
@@ -24,6 +26,9 @@ MEASURED = ("held_out_fraction",)
 PATHS = ("data", "start", "codec_of", "gate.data")
 # The address of the gate's reward server may change; which reward model it is, is held to by the gate itself.
 GATE = "gate."
+# What was done before there was such a setting, where that is not None.
+BEFORE_IT_WAS_ADDED = {"normalisation": "percentiles", "transformer.model.pose_map_channels": 0}
+INPUTS = "inputs.json"
 
 
 def settled(out: Path, stage: str) -> tuple[str, ...]:
@@ -83,7 +88,38 @@ def refuse_changes(out: Path, stage: str, settings: Mapping[str, Any]) -> None:
         held(now),
         what=f"out: {out} holds a run that was made with other settings",
         advice=f"Give the settings of {path} to go on with it, or another --out to begin a new run.",
+        defaults=BEFORE_IT_WAS_ADDED,
     )
+
+
+def hash_of_episodes(infos: Sequence[EpisodeInfo]) -> str:
+    """SHA-256 over the episodes in order: id, hash of the frames, success."""
+    facts = [[info.episode_id, info.frames_sha256, info.success] for info in infos]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def refuse_other_inputs(out: Path, stage: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Compares hashes of a run's inputs (nested by the settings that name them) with those in `out`/inputs.json.
+
+    Settings hold a run to paths; this holds it to what lies there. What was not recorded is not compared.
+
+    Returns:
+        What is to be recorded: `found`, and what was recorded of inputs that it does not name.
+
+    Raises:
+        ValueError: with every input that is another one and that something in `out` was made from.
+    """
+    path, now = out / INPUTS, flat_settings(found)
+    before = flat_settings(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    names = tuple(name for name in settled(out, stage) if name not in MEASURED)
+    both = {name for name in before.keys() & now.keys() if name.startswith(names)}
+    refuse_changed_settings(
+        {name: before[name] for name in both},
+        {name: now[name] for name in both},
+        what=f"out: {out} holds a run that was made from other models or episodes at the same paths",
+        advice=f"Put back the ones that {path} names by their hashes to go on with it, or give another --out.",
+    )
+    return {**before, **now}
 
 
 def of_start_model(config: TransformerTrainingConfig, pose_format: str, start: WorldModel) -> TransformerTrainingConfig:

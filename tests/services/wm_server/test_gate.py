@@ -18,6 +18,7 @@ from services.wm_server.outcomes import Outcome
 from services.wm_server.run_settings import refuse_changes
 from services.wm_server.transformer_training import TransformerTrainingConfig
 from tests.services.wm_server.conftest import make_episode, make_model
+from tests.services.wm_server.test_distributed import run_ranks
 from tests.worldserve.serving.conftest import StubScorer
 from worldserve.contract import adjust_bottle
 from worldserve.episodes import EpisodeWriter, SealedStateError
@@ -211,7 +212,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(data: Path, out: Path, reward: str, **gate: object) -> FinetuneConfig:
-    make_model(latent_height=6, latent_width=8).save(data / "start", {})
+    if not (data / "start").exists():
+        make_model(latent_height=6, latent_width=8).save(data / "start", {})
     return FinetuneConfig(
         out=out, data=(data / "data",), start=data / "start", held_out_fraction=0.5, stage="transformer",
         gate=GateConfig(reward=reward, data=(data / "gate",), episodes=4, every=2, **gate),  # type: ignore[arg-type]
@@ -246,6 +248,30 @@ def test_a_run_is_stopped_by_a_real_reward_server_and_stays_stopped(data, tmp_pa
         )
     with pytest.raises(ValueError, match=r"gate\.reward: expected 'a gate'; got 'no gate'"):
         Finetune(dataclasses.replace(config, gate=GateConfig()))
+
+
+GATED = """
+import dataclasses, sys
+from pathlib import Path
+import torch
+from services.wm_server.distributed import Placement, joined, launched_ranks
+from services.wm_server.finetune_wm import Finetune
+from tests.services.wm_server import test_gate as case
+data, out, reward = sys.argv[1:]
+device, ranks = torch.device("cpu"), launched_ranks()
+with joined(ranks, device):
+    run = Finetune(case.config_of(Path(data), Path(out), reward), Placement(device, "fp32", ranks))
+    print(run.run(), run.gate_passed)
+"""
+
+
+def test_two_ranks_end_together_where_the_gate_passed(data, tmp_path, served) -> None:
+    address = served(FadingScorer()).address
+    config_of(data, tmp_path / "run", address)
+    said = run_ranks(GATED, data, tmp_path / "run", address)
+    assert [text.splitlines()[-1] for text in said] == ["True True", "True None"]
+    card = json.loads((tmp_path / "run" / "model" / "config.json").read_text())["card"]
+    assert (card["steps"], card["gate"]["kept_step"]) == (4, 4)
 
 
 def test_a_run_that_never_reaches_the_gate_fails(data, tmp_path, served, capsys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,20 @@ import pytest
 from services.wm_server import outcomes as module
 from services.wm_server.backend import WorldModelBackend
 from services.wm_server.dataset import episode_poses
+from services.wm_server.episodes import EpisodeSubset
+from services.wm_server.finetune_wm import last_frames
 from services.wm_server.measure import predict_episode, predict_rest
-from services.wm_server.outcomes import Outcome, accuracy_of, judge, judged_frames, open_loop, outcomes, reward_facts
+from services.wm_server.outcomes import (
+    Outcome,
+    accuracy_of,
+    balanced_episodes,
+    has_both_outcomes,
+    judge,
+    judged_frames,
+    open_loop,
+    outcomes,
+    reward_facts,
+)
 from tests.services.wm_server.conftest import make_episode, make_model
 from tests.worldserve.serving.conftest import StubScorer
 from worldserve.client import RewardClient
@@ -118,3 +131,18 @@ def test_a_reward_server_that_is_away_is_said() -> None:
 def test_one_kind_alone_divides_by_nothing() -> None:
     found = accuracy_of([Outcome("a", "s", True, True, 0.9)])
     assert (found.failures, found.recall) == (0, 1.0)
+
+
+def subset(*kinds: bool | None) -> EpisodeSubset:
+    infos = [SimpleNamespace(success=kind) for kind in kinds]
+    return EpisodeSubset(SimpleNamespace(infos=infos), range(len(kinds)))  # type: ignore[arg-type]
+
+
+def test_an_unknown_outcome_is_no_failure() -> None:
+    assert balanced_episodes(subset(None, True, None, False, True), 9).positions == [3, 1, 4]
+    assert balanced_episodes(subset(None, True, None), 9).positions == [1]
+    assert has_both_outcomes(subset(None, True, False))
+    assert not has_both_outcomes(subset(None, True))
+    won, unknown = (SimpleNamespace(success=kind, action_count=0, frames_at=lambda _: [0]) for kind in (True, None))
+    frames, success = last_frames([unknown, won])
+    assert (len(frames), success.tolist()) == (1, [True])
