@@ -259,6 +259,19 @@ def test_a_run_of_an_older_version_goes_on(copied, data):
     assert Finetune(settings(data, copied)).training
 
 
+def test_a_start_model_replaced_at_its_path_is_refused(data, tmp_path):
+    make_model(seed=1).save(tmp_path / "start", {})
+    config = dataclasses.replace(settings(data, tmp_path / "out"), start=tmp_path / "start", stage="latents")
+    for _ in range(2):
+        assert Finetune(config).run()
+    recorded = json.loads((tmp_path / "out" / "inputs.json").read_text())
+    assert recorded["start.model_sha256"] == WorldModel.load(tmp_path / "start").sha256
+    make_model(seed=2).save(tmp_path / "start", {})
+    with pytest.raises(ValueError, match=r"other models or episodes .*\n  start\.model_sha256: expected"):
+        Finetune(config)
+    assert json.loads((tmp_path / "out" / "inputs.json").read_text()) == recorded
+
+
 def test_windows_know_their_directory(run, data):
     windows, _ = run.latents()
     assert set(directory_of_episodes([data]).values()) == {0}
