@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -52,3 +53,18 @@ def retried(call: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]
     if hopeless:
         raise ItemFailedError(hopeless)
     return replies
+
+
+def resumable(command: str, work: Callable[[], int]) -> int:
+    """The exit status of a job that goes on where it stopped: its own, 130 when interrupted, 1 for an error, said."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    except ItemFailedError as error:
+        print(f"worldserve {command}: {brief(error)} The same command goes on from here.", file=sys.stderr)
+        return 1
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"worldserve {command}: {error}", file=sys.stderr)
+        return 1

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from services.trainer.calls import brief
+from services.trainer.calls import resumable
 from services.trainer.directories import is_empty
 from services.trainer.plans import EpisodePlan, unique_run_name
 from services.trainer.policies import FlowPolicy, find_policy, load_policy
@@ -40,7 +39,6 @@ from services.trainer.run_record import append_jsonl, read_json, read_jsonl, wri
 from services.trainer.statistics import Interval, cluster_interval, paired_bootstrap, variance_shares
 from worldserve.contract import Contract
 from worldserve.files import file_sha256
-from worldserve.messages import ItemFailedError
 from worldserve.settings import refuse_changed_settings
 
 SUMMARY = "Success of a policy on sealed initial states, paired with a reference."
@@ -249,17 +247,7 @@ def policy_settings(directory: Path, config: EvaluateConfig, states_sha256: str,
 def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve evaluate`."""
     config = parse_command(EvaluateConfig, argv, "worldserve evaluate", __doc__ or SUMMARY)
-    try:
-        return run(config)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    except ItemFailedError as error:
-        print(f"worldserve evaluate: {brief(error)} The same command goes on from here.", file=sys.stderr)
-        return 1
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"worldserve evaluate: {error}", file=sys.stderr)
-        return 1
+    return resumable("evaluate", lambda: run(config))
 
 
 def run(config: EvaluateConfig) -> int:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from services.trainer.calls import brief
+from services.trainer.calls import resumable
 from services.trainer.counterfactual_pairs import (
     PairFinder,
     PairSettings,
@@ -43,7 +43,6 @@ from services.trainer.counterfactual_pairs import (
 from services.trainer.fork_states import Row, mixed_states, read_fidelity_rows, summarise_states
 from services.trainer.perturbation import KINDS, Kind
 from services.trainer.shifts import HALF_PIXEL_MM, half_pixel_shifts, measure_floor, summarise_floor
-from worldserve.messages import ItemFailedError
 from worldserve.settings import refuse_changed_settings
 
 if TYPE_CHECKING:
@@ -350,21 +349,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve forks`: exit status 1 for an error, 130 when it was interrupted."""
     config = tyro.cli(ForksConfig, args=argv, prog="worldserve forks", description=__doc__)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same orderly end as Ctrl-C
-    try:
-        _show(run(config))
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    except ItemFailedError as error:
-        print(f"worldserve forks: {brief(error)} The same command goes on from here.", file=sys.stderr)
-        return 1
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"worldserve forks: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return resumable("forks", lambda: _show(run(config)))
 
 
-def _show(result: Mapping[str, Any]) -> None:
+def _show(result: Mapping[str, Any]) -> int:
     from rich.console import Console
     from rich.table import Table
 
@@ -392,6 +380,7 @@ def _show(result: Mapping[str, Any]) -> None:
     for size, part in pairs["by_size"].items():
         right, fake = (part[name]["value"] for name in ("both_right", "both_success"))
         console.print(f"  {size}: {part['count']} pairs, both right {right:.2f}, both success {fake:.2f}")
+    return 0
 
 
 def _text(interval: Mapping[str, Any] | None) -> str:

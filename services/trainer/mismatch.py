@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import torch
 
-from services.trainer.calls import brief
+from services.trainer.calls import resumable
 from services.trainer.closed_loop import Checkpoint, measure
 from services.trainer.evaluate import claim_directory, evaluation_plans
 from services.trainer.mismatch_statistics import summarise
@@ -46,7 +46,6 @@ from services.trainer.run_facts import (
 )
 from services.trainer.run_record import read_json, write_json
 from worldserve.contract import Contract, differences
-from worldserve.messages import ItemFailedError
 
 SUMMARY = "Successes of a policy in a world model, replayed in the simulator."
 
@@ -117,17 +116,7 @@ class MismatchConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve mismatch`: exit status 1 when the successes were too few or a call failed, 130 when interrupted."""
     config = parse_command(MismatchConfig, argv, "worldserve mismatch", __doc__ or SUMMARY)
-    try:
-        return run(config)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    except ItemFailedError as error:
-        print(f"worldserve mismatch: {brief(error)} The same command goes on from here.", file=sys.stderr)
-        return 1
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"worldserve mismatch: {error}", file=sys.stderr)
-        return 1
+    return resumable("mismatch", lambda: run(config))
 
 
 def run(config: MismatchConfig) -> int:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -28,7 +29,7 @@ from services.wm_server.distributed import Placement, joined, launched_ranks
 from services.wm_server.episodes import load_episodes
 from services.wm_server.gate import GateConfig, StopGate, gate_episodes
 from services.wm_server.measure import FinalFrameScorer, moving_error, outcome_accuracy
-from services.wm_server.mixing import check_data_weights, directory_of_episodes
+from services.wm_server.mixing import check_data_weights, directory_of_episodes, latent_directories
 from services.wm_server.model import WorldModel
 from services.wm_server.outcomes import as_json, balanced_episodes, has_both_outcomes, outcomes, reward_facts
 from services.wm_server.run_settings import (
@@ -174,6 +175,11 @@ class Finetune:
                 self.measure()
         return True
 
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """Position in `data` of every episode's directory, by episode id; read from disk when first asked for."""
+        return directory_of_episodes(self.config.data)
+
     def codec(self) -> VideoCodec:
         """The start model's (or codec_of's) codec, the trained one, or one trained now."""
         if self.source is not None:
@@ -206,14 +212,13 @@ class Finetune:
         if self.ranks.is_main:
             checkpoint.save_tensors(codec.state_dict(), self.out / "latents" / "codec.safetensors")
         key = {"codec": file_sha256(self.out / "latents" / "codec.safetensors")}
-        place = directory_of_episodes(config.data)
         codec.to(self.placement.device)
         made = []
         for name, episodes in (("training", self.training), ("validation", self.validation)):
             choice = config.windows if name == "training" else WindowChoice(random_starts=0, mirror=False)
             shards: list[Path] = []
             for number, directory in enumerate(latent_directories(config.data)):
-                part = episodes.where(lambda info, number=number: place[info.episode_id] == number)  # type: ignore[misc]
+                part = episodes.where(lambda info, number=number: self.place[info.episode_id] == number)  # type: ignore[misc]
                 args = (self.statistics(), choice, config.pose_format, out / directory / name, config.seed, key)
                 shards += encode_windows(part, codec, *args)
             made.append(LatentWindows(shards, self.statistics()))
@@ -233,18 +238,8 @@ class Finetune:
                 file=sys.stderr,
             )
         start = self.start.transformer.state_dict() if self.start is not None else None
-        directories = directory_of_episodes(config.data) if config.transformer.data_weights else None
-        run = (
-            training_windows,
-            config.transformer,
-            self.out,
-            config.seed,
-            self.placement,
-            start,
-            directories,
-            self.statistics(),
-        )
-        training = TransformerTraining(*run)
+        settings = (config.transformer, self.out, config.seed, self.placement)
+        training = TransformerTraining(training_windows, *settings, start, self.place, self.statistics())
 
         def validate(average: BwmTransformer) -> dict[str, Any]:
             self._save(self.out / "model", average, training.step, training.cpu_s)
@@ -337,16 +332,6 @@ class Finetune:
                 result["judged"] = {**as_json(outcomes(model, episodes, reward)), "reward": judge}
         checkpoint.write_json(self.out / "measure.json", result)
         return result
-
-
-def latent_directories(data: Sequence[Path]) -> list[str]:
-    """A name for the windows of each data directory: its own, numbered where names repeat."""
-    names: list[str] = []
-    for directory in data:
-        name = directory.resolve().name
-        before = sum(directory.resolve().name == other.resolve().name for other in data[: len(names)])
-        names.append(f"{name}-{before + 1}" if before else name)
-    return names
 
 
 def average_device(model: BwmTransformer) -> torch.device:

@@ -29,6 +29,16 @@ def directory_of_episodes(directories: Sequence[Path]) -> dict[str, int]:
     }
 
 
+def latent_directories(data: Sequence[Path]) -> list[str]:
+    """A name for the windows of each data directory: its own, numbered where names repeat."""
+    names: list[str] = []
+    for directory in data:
+        name = directory.resolve().name
+        before = sum(directory.resolve().name == other.resolve().name for other in data[: len(names)])
+        names.append(f"{name}-{before + 1}" if before else name)
+    return names
+
+
 def check_data_weights(weights: Sequence[float], directories: Sequence[Path]) -> None:
     """Raises ValueError unless there are none, or one finite number >= 0 a directory, not all of them 0."""
     if not weights:
