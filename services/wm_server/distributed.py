@@ -133,6 +133,8 @@ def shard(model: BwmTransformer, placement: Placement) -> None:
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in model.wan.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
+    if model.config.draft_width:  # it is called by itself too, for its own loss
+        fully_shard(model.draft, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 

@@ -9,69 +9,28 @@ world models too (EnerVerse-AC, Jiang et al. 2025).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from services.wm_server.camera import CameraConfig, PosesInCamera
 from services.wm_server.windows import GROUP_FRAMES
 
 CELL_PIXELS = 4
 POINTS = 6  # an arm's: link 6, tool centre, two finger tips, tool centre dropped to the table, tool centre by height
 
 
-@dataclass(frozen=True)
-class CameraConfig:
-    """A pinhole camera that looks from a point to a point, upright, and the scene's heights that maps refer to."""
-
-    eye_m: tuple[float, float, float] = (0.0, -0.8, 1.42)
-    """Where it stands in the world (x right, y away, z up)."""
-    target_m: tuple[float, float, float] = (0.0, -0.1, 0.935)
-    """What it looks at."""
-    vertical_field_of_view_rad: float = 0.6283185307179586
-    """Angle over the frame's height."""
-    tool_centre_m: float = 0.12
-    """The tool centre, ahead of link 6."""
-    finger_reach_m: float = 0.055
-    """A finger tip's distance from the tool centre with the gripper open."""
-    object_height_m: float = 0.765
-    """Height of the middle of what lies on the table."""
-
-
-def projection(camera: CameraConfig) -> NDArray[np.float64]:
-    """(3, 4): world points (x, y, z, 1) in metres to (u w, v w, w); u right, v down, in half frame *heights*."""
-    eye, target = np.array(camera.eye_m), np.array(camera.target_m)
-    forward = (target - eye) / np.linalg.norm(target - eye)
-    right = np.cross(forward, [0.0, 0.0, 1.0])
-    right /= np.linalg.norm(right)
-    down = np.cross(forward, right)
-    scale = 1.0 / np.tan(camera.vertical_field_of_view_rad / 2.0)
-    rows = np.stack([scale * right, scale * down, forward])
-    return np.concatenate([rows, -(rows @ eye)[:, None]], axis=1)
-
-
-class PoseMaps(nn.Module):
+class PoseMaps(PosesInCamera):
     """Channels for every latent frame from its four poses and the anchor frame, made at a quarter of the resolution.
 
     Args:
         height, width: of the frames in pixels.
-        low, high: the poses' normalisation, undone here.
+        camera: that took the anchor frames.
         channels: given out at every four-pixel cell; a latent position gets 16 times as many.
     """
 
-    projection: Tensor
-    low: Tensor
-    high: Tensor
-
     def __init__(self, height: int, width: int, camera: CameraConfig, channels: int, hidden: int = 16) -> None:
-        super().__init__()
-        self.camera = camera
+        super().__init__(camera)
         self.rows, self.columns, self.aspect = height // CELL_PIXELS, width // CELL_PIXELS, width / height
-        self.register_buffer("projection", torch.from_numpy(projection(camera)).float())
-        self.register_buffer("low", -torch.ones(20))
-        self.register_buffer("high", torch.ones(20))
         self.anchor = nn.Conv2d(3 * CELL_PIXELS**2, 16, 3, padding=1)
         self.mix = nn.Sequential(
             nn.Conv2d(16 + GROUP_FRAMES * POINTS, hidden, 3, padding=1),
@@ -86,9 +45,7 @@ class PoseMaps(nn.Module):
 
     def points(self, conditioning: Tensor) -> tuple[Tensor, Tensor]:
         """Points of both arms (..., 2, 6, 3) in metres and the strength of their spots (..., 2, 6)."""
-        low, high = self.low.float(), self.high.float()
-        poses = low + (conditioning.float() + 1.0) * (high - low) / 2.0
-        arms = poses.unflatten(-1, (2, 10))
+        arms = self.arms(conditioning)
         place, ahead, aside, open_ = arms[..., :3], arms[..., 3:6], arms[..., 6:9], arms[..., 9:]
         tool = place + self.camera.tool_centre_m * ahead
         reach = (0.005 + self.camera.finger_reach_m * open_) * aside
@@ -109,9 +66,7 @@ class PoseMaps(nn.Module):
 
     def _spots(self, conditioning: Tensor) -> Tensor:
         points, strength = self.points(conditioning)
-        camera = self.projection.float()
-        homogeneous = points @ camera[:, :3].T + camera[:, 3]
-        across = homogeneous[..., :2] / homogeneous[..., 2:].clamp(min=0.05)
+        across = self.seen_at(points)
         column = (across[..., 0] / self.aspect + 1.0) * self.columns / 2.0
         row = (across[..., 1] + 1.0) * self.rows / 2.0
         columns = torch.arange(self.columns, device=column.device) + 0.5

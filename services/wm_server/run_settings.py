@@ -27,7 +27,12 @@ PATHS = ("data", "start", "codec_of", "gate.data")
 # The address of the gate's reward server may change; which reward model it is, is held to by the gate itself.
 GATE = "gate."
 # What was done before there was such a setting, where that is not None.
-BEFORE_IT_WAS_ADDED = {"normalisation": "percentiles", "transformer.model.pose_map_channels": 0}
+BEFORE_IT_WAS_ADDED = {
+    "normalisation": "percentiles",
+    "transformer.model.pose_map_channels": 0,
+    "transformer.model.draft_width": 0,
+    "transformer.draft_batch_size": 48,
+}
 INPUTS = "inputs.json"
 
 

@@ -3,7 +3,7 @@
 As in the published BWM (boundless-large-model/boundless-world-model), the cross-attention context is one token a frame
 from an MLP of the actions, and an MLP of groups of four actions is added to the time embedding of every latent frame.
 At a tiny size that alone ignores the actions: rotary positions are only relative, and the actions reach every place of
-a frame alike. Three helpers, all as additional input channels of the unchanged `WanTransformer3DModel`, cure it; all
+a frame alike. Helpers, all as additional input channels of the unchanged `WanTransformer3DModel`, cure it; all
 are off in `published_bwm`.
 """
 
@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from services.wm_server.pose_maps import CameraConfig, PoseMaps
+from services.wm_server.camera import CameraConfig
+from services.wm_server.draft import Draft, group_actions
+from services.wm_server.pose_maps import PoseMaps
 from services.wm_server.windows import CONDITION_LATENTS, GROUP_FRAMES, LATENT_FRAMES, WINDOW_FRAMES
 
 OBJECTIVES = ("velocity", "clean")
@@ -52,6 +54,9 @@ class TransformerConfig:
     pose_map_channels: int = 0
     """Helper 4: the grippers projected into the camera's frame, beside the anchor's pixels; channels at every
     four-pixel cell. 0: none. Needs poses as rotation columns."""
+    draft_width: int = 0
+    """Helper 5: a draft of the future by a recurrent network of this width (`draft.Draft`), as channels of every latent
+    frame; clean latents are then learnt as the difference to it. 0: none. Needs poses as rotation columns."""
     cross_attention: bool = False
     """Attend to one token an action. Without it the network is a quarter cheaper and loses nothing at a tiny size."""
     exact_gelu: bool = True
@@ -95,12 +100,6 @@ class TransformerConfig:
             cross_attention=True,
             exact_gelu=False,
         )
-
-
-def group_actions(conditioning: Tensor) -> Tensor:
-    """(batch, 4n+1, d) to (batch, n+1, 4d): the first frame's action is repeated three more times."""
-    first = conditioning[:, :1].expand(-1, GROUP_FRAMES - 1, -1)
-    return torch.cat([first, conditioning], 1).unflatten(1, (-1, GROUP_FRAMES)).flatten(2)
 
 
 class ActionEmbedder(nn.Module):
@@ -161,7 +160,9 @@ class BwmTransformer(nn.Module):
             patch_size=(1, config.patch, config.patch),
             num_attention_heads=config.heads,
             attention_head_dim=config.head_dimensions,
-            in_channels=channels * (3 if config.reference_latents else 1) + extra + 16 * config.pose_map_channels,
+            in_channels=channels * (1 + 2 * config.reference_latents + bool(config.draft_width))
+            + extra
+            + 16 * config.pose_map_channels,
             out_channels=channels,
             text_dim=8,
             freq_dim=256,
@@ -183,6 +184,9 @@ class BwmTransformer(nn.Module):
             self.moment = nn.Parameter(torch.zeros(config.position_channels, LATENT_FRAMES, 1, 1))
         if config.pose_map_channels:
             self.pose_maps = PoseMaps(16 * height, 16 * width, CameraConfig(), config.pose_map_channels)
+        if config.draft_width:
+            size = (channels, height, width, config.conditioning_dimensions, config.draft_width)
+            self.draft = Draft(*size, CameraConfig())
         if config.spatial_action_channels:
             self.spatial_action = nn.Sequential(
                 nn.Linear(GROUP_FRAMES * config.conditioning_dimensions, 256),
@@ -199,7 +203,8 @@ class BwmTransformer(nn.Module):
             conditioning: (batch, 61, dimensions) in [-1, 1].
 
         Returns:
-            (batch, channels, 13, height, width): velocity, or clean latents minus the last history latent.
+            (batch, channels, 13, height, width): velocity, or clean latents minus the last history latent (with a
+            draft, the clean latents themselves).
         """
         if conditioning.shape[1] != WINDOW_FRAMES or latents.shape[2] != LATENT_FRAMES:
             raise ValueError(
@@ -219,9 +224,15 @@ class BwmTransformer(nn.Module):
             parts.append(maps.unflatten(2, shape).transpose(1, 2))
         if config.pose_map_channels:
             parts.append(self.pose_maps(conditioning, anchor))
+        drawn = None
+        if config.draft_width:
+            # Trained by its own loss: what the transformer does with it is no reason to change it.
+            with torch.no_grad():
+                drawn = self.draft(latents[:, :, :CONDITION_LATENTS], conditioning, anchor)
+            parts.append(torch.cat([latents[:, :, :CONDITION_LATENTS], drawn], 2))
         (output,) = self.wan(torch.cat(parts, 1), 1000.0 * sigmas, conditioning, return_dict=False)
         future: Tensor = output[:, :, CONDITION_LATENTS:]
-        return future
+        return future if drawn is None or config.objective != "clean" else future + drawn
 
     def clean(
         self, latents: Tensor, sigmas: Tensor, conditioning: Tensor, last_history: Tensor, anchor: Tensor | None = None
@@ -234,7 +245,7 @@ class BwmTransformer(nn.Module):
         """
         output = self(latents, sigmas, conditioning, anchor)
         if self.config.objective == "clean":
-            return output + last_history[:, :, None]
+            return output if self.config.draft_width else output + last_history[:, :, None]
         future = sigmas[:, CONDITION_LATENTS:, None, None][:, None]
         return latents[:, :, CONDITION_LATENTS:] - future * output
 

@@ -1,7 +1,8 @@
 """Trains the transformer on encoded windows: flow matching on the future latents alone.
 
-Success labels never reach the loss: a `Batch` has none. They decide how often windows are drawn (`failure_fraction`,
-in `mixing.mixed_probabilities`), and the stop gate (`gate.py`) which step is kept; splits go by initial state.
+Success labels never reach a loss (`losses.py`): a `Batch` has none. They decide how often windows are drawn
+(`failure_fraction`, in `mixing.mixed_probabilities`), and the stop gate (`gate.py`) which step is kept; splits go by
+initial state.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import torch
 from torch import Tensor
 
 from services.wm_server import checkpoint
+from services.wm_server.camera import PosesInCamera
 from services.wm_server.codec import to_float
 from services.wm_server.codec_training import learning_rate_factor
-from services.wm_server.dataset import FUTURE_LATENTS, Batch, LatentWindows
-from services.wm_server.devices import autocast
+from services.wm_server.dataset import FUTURE_LATENTS, LatentWindows
 from services.wm_server.distributed import Placement, full_state, load_full_state, materialise, on_meta, shard
+from services.wm_server.losses import NoiseLevels, draft_loss, flow_matching_loss
 from services.wm_server.mixing import mixed_probabilities
-from services.wm_server.sampler import noised
 from services.wm_server.transformer import BwmTransformer, TransformerConfig
 from services.wm_server.windows import CONDITION_LATENTS, LATENT_FRAMES, PoseStatistics
 
@@ -55,6 +56,8 @@ class TransformerTrainingConfig:
     """Of the noise levels of the others: sigma = shift u / (1 + (shift - 1) u), u uniform."""
     start_weights: tuple[tuple[int, float], ...] = ((0, 0.15), (50, 0.45), (100, 0.25), (150, 0.15), (-1, 0.0))
     """Share of windows by their start frame; -1 stands for random starts."""
+    draft_batch_size: int = 48
+    """Windows a step that the draft is trained on, beside the transformer's; unused where there is no draft."""
     failure_fraction: float | None = 0.5
     """Share of windows from failed episodes; None takes them as they come. Labels are used for nothing else."""
     data_weights: tuple[float, ...] = ()
@@ -64,6 +67,11 @@ class TransformerTrainingConfig:
     """A checkpoint (and a validation) every so many steps."""
     stop_after_cpu_s: float | None = None
     """Write a checkpoint and stop after so many CPU-seconds, to go on later; None trains to the end."""
+
+    @property
+    def levels(self) -> NoiseLevels:
+        """The noise levels as the losses take them."""
+        return NoiseLevels(self.history_noise, self.pure_noise_fraction, self.shift)
 
 
 class Gate(Protocol):
@@ -76,72 +84,15 @@ class Gate(Protocol):
         """Judges the averaged weights of `step`; rank 0 alone is asked."""
 
 
-def flow_matching_loss(
-    model: BwmTransformer,
-    batch: Batch,
-    config: TransformerTrainingConfig,
-    random: np.random.Generator,
-    placement: Placement | None = None,
-    count: int | None = None,
-) -> Tensor:
-    """Weighted square error of clean latents (or velocities) at the 13 future latent frames, normalised by the weights.
-
-    The anchor stays clean, the history gets noise of the configured level, every window its own future noise level.
-    There is no success label in it: a `Batch` holds latents, weights by colour change, and conditioning alone.
-
-    Args:
-        model: the network.
-        batch: windows, on the CPU.
-        config: levels and objective.
-        random: for noise and levels of the whole global batch.
-        placement: where it is computed, and by which ranks; None is one process on the CPU in fp32.
-        count: windows of the global batch, of which `batch` is `ranks.share(count)`; None means that it is all of them.
-
-    Returns:
-        Scalar float32. With several ranks, the mean over ranks of the value (and of its gradient, as FSDP reduces
-        them) is that of the global batch.
-    """
-    placement = placement or Placement()
-    ranks, device = placement.ranks, placement.device
-    latents = batch.latents
-    count = len(latents) if count is None else count
-    generator = torch.Generator().manual_seed(int(random.integers(2**62)))
-    noise = torch.empty(count, *latents.shape[1:]).normal_(generator=generator)
-    uniform = random.random(count)
-    levels = config.shift * uniform / (1.0 + (config.shift - 1.0) * uniform)
-    levels = np.where(random.random(count) < config.pure_noise_fraction, 1.0, np.maximum(levels, 0.02))
-    if ranks.count > 1:
-        share = ranks.share(count)
-        noise, levels = noise[torch.from_numpy(share)], levels[share]
-    sigmas = torch.zeros(len(latents), LATENT_FRAMES)
-    sigmas[:, 1:CONDITION_LATENTS] = config.history_noise
-    sigmas[:, CONDITION_LATENTS:] = torch.from_numpy(levels.astype(np.float32))[:, None]
-    latents, noise, sigmas = latents.to(device), noise.to(device), sigmas.to(device)
-    conditioning, weights = batch.conditioning.to(device), batch.weights[:, None].to(device)
-    anchors = to_float(batch.anchors.to(device))
-    shown = noised(latents, noise, sigmas[:, None, :, None, None])
-    future = latents[:, :, CONDITION_LATENTS:]
-    last_history = latents[:, :, CONDITION_LATENTS - 1]
-    with autocast(device, placement.precision):
-        if config.model.objective == "clean":
-            difference = model.clean(shown, sigmas, conditioning, last_history, anchors) - future
-        else:
-            velocity = noise[:, :, CONDITION_LATENTS:] - future
-            difference = model(shown, sigmas, conditioning, anchors) - velocity
-    error = difference.float().square()
-    total = ranks.total(weights.sum()) if ranks.count > 1 else weights.sum()
-    loss = (error * weights).sum() / (total * latents.shape[1])
-    return loss * ranks.count if ranks.count > 1 else loss
-
-
 def initialised(config: TransformerConfig, seed: int, statistics: PoseStatistics | None = None) -> BwmTransformer:
-    """A transformer with initial weights from `seed`; pose maps undo the normalisation of `statistics`."""
+    """A transformer with initial weights from `seed`; what works in metres undoes the poses' `statistics`."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = BwmTransformer(config)
-    if statistics is not None and config.pose_map_channels:
-        model.pose_maps.low.copy_(torch.from_numpy(statistics.low))
-        model.pose_maps.high.copy_(torch.from_numpy(statistics.high))
+    for module in model.modules():
+        if statistics is not None and isinstance(module, PosesInCamera):
+            module.low.copy_(torch.from_numpy(statistics.low))
+            module.high.copy_(torch.from_numpy(statistics.high))
     return model
 
 
@@ -156,7 +107,8 @@ class TransformerTraining:
         placement: device, precision and ranks; None is one process on the CPU in fp32.
         start: weights to begin with (fine-tuning) where there is no checkpoint; None begins with initial ones.
         directories: directory of each episode, for `data_weights`.
-        statistics: the poses' normalisation, which pose maps undo; needed where there are such and no `start`.
+        statistics: the poses' normalisation, which what works in metres undoes; needed where there is such and no
+            `start`.
     """
 
     def __init__(
@@ -174,17 +126,25 @@ class TransformerTraining:
         self.windows, self.config, self.out, self.seed = windows, config, out, seed
         self.placement = placement or Placement()
         self.ranks = self.placement.ranks
-        if config.batch_size < self.ranks.count:
-            raise ValueError(
-                f"transformer.batch_size: expected at least one window for each of the {self.ranks.count} ranks; "
-                f"got {config.batch_size}"
-            )
+        sizes = {"batch_size": config.batch_size}
+        if config.model.draft_width:
+            sizes["draft_batch_size"] = config.draft_batch_size
+        for name, size in sizes.items():
+            if size < self.ranks.count:
+                raise ValueError(
+                    f"transformer.{name}: expected at least one window for each of the {self.ranks.count} ranks; "
+                    f"got {size}"
+                )
         self.model, average = self._network(start), self._network(start)
         self.average = checkpoint.Average(self.model, average, config.ema_decay)
         decayed = [p for p in self.model.parameters() if p.ndim >= 2]
         others = [p for p in self.model.parameters() if p.ndim < 2]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95))
+        # The draft's gradients do not shrink the transformer's steps, nor the other way round.
+        drafted = {id(p) for p in self.model.draft.parameters()} if config.model.draft_width else set()
+        parts = [[p for p in self.model.parameters() if (id(p) in drafted) == inside] for inside in (False, True)]
+        self._clipped_apart = [part for part in parts if part]
         shares = (dict(config.start_weights), config.failure_fraction, directories, config.data_weights)
         self.probabilities = mixed_probabilities(windows, *shares)
         self._models = {"model": self.model, "average": self.average.model}
@@ -256,23 +216,33 @@ class TransformerTraining:
         return True
 
     def _train_step(self) -> float:
-        config, ranks = self.config, self.ranks
+        config = self.config
         random = np.random.default_rng([self.seed, 4, self.step])
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * learning_rate_factor(self.step, config.steps)
         # Every rank draws the same global batch and takes its share of it.
-        rows = random.choice(len(self.windows), config.batch_size, p=self.probabilities)
-        batch = self.windows.batch(rows[ranks.share(config.batch_size)])
-        loss = flow_matching_loss(self.model, batch, config, random, self.placement, config.batch_size)
-        value = ranks.total(loss).item() / ranks.count
-        if not math.isfinite(value):
-            raise FloatingPointError(f"loss is {value} at step {self.step}; resume with a lower learning_rate")
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.gradient_clip)
+        value = self._backward(flow_matching_loss, config.batch_size, random)
+        if config.model.draft_width:
+            self._backward(draft_loss, config.draft_batch_size, random)
+        for part in self._clipped_apart:
+            torch.nn.utils.clip_grad_norm_(part, config.gradient_clip)
         self.optimizer.step()
         self.step += 1
         self.average.update(self.step)
+        return value
+
+    def _backward(self, loss_of: Callable[..., Tensor], count: int, random: np.random.Generator) -> float:
+        """Gradients of a loss on `count` windows, drawn by every rank alike; returns its value."""
+        ranks = self.ranks
+        rows = random.choice(len(self.windows), count, p=self.probabilities)
+        batch = self.windows.batch(rows[ranks.share(count)])
+        loss = loss_of(self.model, batch, self.config.levels, random, self.placement, count)
+        value = ranks.total(loss).item() / ranks.count
+        if not math.isfinite(value):
+            name = loss_of.__name__
+            raise FloatingPointError(f"{name} is {value} at step {self.step}; resume with a lower learning_rate")
+        loss.backward()
         return value
 
     def _keep(self, validate: Callable[[BwmTransformer], dict[str, Any]] | None, gate: Gate | None) -> None:

@@ -25,7 +25,10 @@ from services.wm_server.transformer_training import TransformerTraining, Transfo
 from services.wm_server.windows import PoseStatistics
 from tests.services.wm_server.conftest import TINY_TRANSFORMER, make_model
 
-CONFIG = TransformerTrainingConfig(model=TINY_TRANSFORMER, batch_size=5, steps=4, checkpoint_steps=2, ema_decay=0.5)
+DRAFTED = dataclasses.replace(TINY_TRANSFORMER, draft_width=8)
+CONFIG = TransformerTrainingConfig(
+    model=DRAFTED, batch_size=5, draft_batch_size=7, steps=4, checkpoint_steps=2, ema_decay=0.5
+)
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +99,14 @@ from tests.services.wm_server.conftest import make_model
 windows, out, resumed = map(Path, sys.argv[1:])
 device, ranks = torch.device("cpu"), launched_ranks()
 with joined(ranks, device):
-    case.train(windows, out, placement=Placement(device, "fp32", ranks), start=make_model().transformer.state_dict())
+    case.train(windows, out, placement=Placement(device, "fp32", ranks), start=make_model(draft_width=8).transformer.state_dict())
     training = case.train(windows, resumed, placement=Placement(device, "fp32", ranks))
     print("held as", type(training.model.wan.blocks[0].ffn.net[2].weight).__name__)
 """
 
 
 def test_two_ranks_make_the_update_of_one_process(windows: Path, tmp_path: Path) -> None:
-    start = make_model().transformer.state_dict()
+    start = make_model(draft_width=8).transformer.state_dict()
     train(windows, tmp_path / "one", start=start)
     # A run of one process that two ranks go on with.
     halted = dataclasses.replace(CONFIG, stop_after_cpu_s=1e-9)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from services.sim_server.tabletop.parameters import CameraSettings
-from services.wm_server.pose_maps import CELL_PIXELS, CameraConfig, PoseMaps, projection
+from services.wm_server.camera import CameraConfig, projection
+from services.wm_server.pose_maps import CELL_PIXELS, PoseMaps
 from services.wm_server.windows import PoseStatistics
 
 HEIGHT, WIDTH = 96, 128
