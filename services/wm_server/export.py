@@ -26,8 +26,7 @@ from safetensors.torch import load_file
 
 from services.wm_server import checkpoint
 from services.wm_server.episodes import load_episodes
-from services.wm_server.finetune_wm import last_frames
-from services.wm_server.measure import FinalFrameScorer, moving_error, outcome_accuracy
+from services.wm_server.measure import FinalFrameScorer, last_frames, moving_error, outcome_accuracy
 from services.wm_server.model import WorldModel
 from services.wm_server.outcomes import balanced_episodes, has_both_outcomes
 from services.wm_server.windows import CHUNK_FRAMES, build_window

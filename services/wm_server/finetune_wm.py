@@ -16,7 +16,6 @@ from typing import Any, Literal, cast
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -28,10 +27,17 @@ from services.wm_server.devices import move_model, resolved_precision, torch_dev
 from services.wm_server.distributed import Placement, joined, launched_ranks
 from services.wm_server.episodes import load_episodes
 from services.wm_server.gate import GateConfig, StopGate, gate_episodes
-from services.wm_server.measure import FinalFrameScorer, moving_error, outcome_accuracy
+from services.wm_server.measure import FinalFrameScorer, last_frames, moving_error, outcome_accuracy
 from services.wm_server.mixing import check_data_weights, directory_of_episodes, latent_directories
 from services.wm_server.model import WorldModel
-from services.wm_server.outcomes import as_json, balanced_episodes, has_both_outcomes, outcomes, reward_facts
+from services.wm_server.outcomes import (
+    as_json,
+    balanced_episodes,
+    has_both_outcomes,
+    open_loop_after,
+    outcomes,
+    reward_facts,
+)
 from services.wm_server.run_settings import (
     INPUTS,
     hash_of_episodes,
@@ -49,6 +55,7 @@ from worldserve.files import file_sha256
 from worldserve.messages import ItemFailedError
 
 SUMMARY = "Train or fine-tune a world model on recorded episodes; interrupted runs go on where they were."
+CHUNK_STARTS = (0, 50, 100, 150)
 CLIPPED_SHARE = 0.01  # the published BWM's scale clips 0.5% of its own data
 STAGES = ("codec", "latents", "transformer", "measure")
 
@@ -67,7 +74,7 @@ class FinetuneConfig:
         worldserve finetune-wm --data runs/rollouts --out runs/wm-gated --start weights/bwm-mini \\
             --gate.reward 127.0.0.1:50053 --gate.data runs/validation --gate.recall 0.8
         worldserve finetune-wm --data runs/noisy --out runs/wm --stage measure --measure-episodes 100 \\
-            --reward 127.0.0.1:50053
+            --reward 127.0.0.1:50053 --measure-from 0 50 100
         torchrun --nproc-per-node 8 -m -- services.wm_server.finetune_wm --data runs/rollouts --out runs/wm
         worldserve serve-wm --weights runs/wm/model
     """
@@ -114,6 +121,9 @@ class FinetuneConfig:
     """CPU threads."""
     measure_episodes: int = 60
     """Held-out episodes that the last stage draws."""
+    measure_from: tuple[int, ...] = (0,)
+    """Frames after which the last stage draws those episodes for the reward server, with the recorded ones before: 50
+    100 150 too say in which chunk outcomes are lost."""
     reward: str = ""
     """HOST:PORT of a reward server whose verdicts the last stage reports too."""
 
@@ -130,6 +140,8 @@ class FinetuneConfig:
             )
         if not self.data:
             raise ValueError("data: expected at least one directory of recorded episodes; got none")
+        if not self.measure_from or any(start not in CHUNK_STARTS for start in self.measure_from):
+            raise ValueError(f"measure_from: expected some of {CHUNK_STARTS}; got {self.measure_from}")
         if self.start is not None and self.codec_of is not None:
             raise ValueError("start, codec_of: expected one of them; got both. A start model brings its codec")
         check_data_weights(self.transformer.data_weights, self.data)
@@ -329,7 +341,10 @@ class Finetune:
         if self.config.reward:
             with RewardClient(self.config.reward) as reward:
                 judge = reward_facts(reward)
-                result["judged"] = {**as_json(outcomes(model, episodes, reward)), "reward": judge}
+                for start in self.config.measure_from:
+                    judged = outcomes(model, episodes, reward, open_loop_after(start), f"outcomes after frame {start}")
+                    name = "judged" if start == 0 else f"judged_after_frame_{start}"
+                    result[name] = {**as_json(judged), "reward": judge}
         checkpoint.write_json(self.out / "measure.json", result)
         return result
 
@@ -337,13 +352,6 @@ class Finetune:
 def average_device(model: BwmTransformer) -> torch.device:
     """Where `model` is."""
     return next(model.parameters()).device
-
-
-def last_frames(episodes: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Last frames uint8 (n, height, width, 3) and success bool (n,) of those whose success is known."""
-    known = [episode for episode in episodes if episode.success is not None]
-    frames = [episode.frames_at([episode.action_count])[0] for episode in known]
-    return np.stack(frames), np.array([bool(episode.success) for episode in known])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

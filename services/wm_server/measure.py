@@ -203,3 +203,10 @@ def outcome_accuracy(
         int((~success).sum()), int((~success & ~drawn).sum()), int(success.sum()), int((success & drawn).sum())
     )
     return accuracy, np.array(scores)
+
+
+def last_frames(episodes: Sequence[Episode]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Last frames uint8 (n, height, width, 3) and success bool (n,) of those whose success is known."""
+    known = [episode for episode in episodes if episode.success is not None]
+    frames = [episode.frames_at([episode.action_count])[0] for episode in known]
+    return np.stack(frames), np.array([bool(episode.success) for episode in known])

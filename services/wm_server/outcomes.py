@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from services.wm_server.dataset import episode_poses
 from services.wm_server.episodes import EpisodeSubset
-from services.wm_server.measure import OutcomeAccuracy, predict_episode
+from services.wm_server.measure import OutcomeAccuracy, predict_episode, predict_rest
 from services.wm_server.model import WorldModel
+from services.wm_server.windows import HISTORY_FRAMES
 from worldserve.client import RewardClient, raise_for_errors
 from worldserve.contract import adjust_bottle_interface, fingerprint
 from worldserve.episodes import Episode
@@ -50,6 +51,18 @@ def open_loop(model: WorldModel, episode: Episode, wanted: Sequence[int]) -> Fra
     """Frames `wanted` of `episode` drawn from its first frame, executed actions and seed."""
     poses = episode_poses(episode, model.pose_format)
     return predict_episode(model, episode.frames_at([0])[0], poses, episode.seed, wanted)
+
+
+def open_loop_after(start: int) -> Draw:
+    """As `open_loop`, but frames up to `start` (a multiple of 50) are the recorded ones: where is an outcome lost?"""
+
+    def draw(model: WorldModel, episode: Episode, wanted: Sequence[int]) -> Frames:
+        numbers = sorted({0, *range(max(0, start - HISTORY_FRAMES + 1), start + 1), *(n for n in wanted if n <= start)})
+        known = dict(zip(numbers, episode.frames_at(numbers)))
+        poses = episode_poses(episode, model.pose_format)
+        return predict_rest(model, known, poses, start, episode.seed, wanted)
+
+    return draw
 
 
 def judge(reward: RewardClient, episode_id: str, frames: Frames, numbers: Sequence[int]) -> Verdict:
@@ -146,8 +159,22 @@ def reward_facts(reward: RewardClient) -> dict[str, Any]:
     return {"provenance_fingerprint": fingerprint(provenance), "facts": dict(provenance.facts)}
 
 
+def area_under_curve(rows: Sequence[Outcome]) -> float:
+    """Share of the pairs of a success and a failure in which the success has the higher peak, ties by half: how well
+    outcomes are told apart at any threshold. Not a number without both kinds."""
+    success = np.array([row.peak for row in rows if row.success])
+    failure = np.array([row.peak for row in rows if not row.success])
+    if not len(success) or not len(failure):
+        return float("nan")
+    above = (success[:, None] > failure).mean() + 0.5 * (success[:, None] == failure).mean()
+    return float(above)
+
+
 def as_json(rows: Sequence[Outcome]) -> dict[str, Any]:
     """Counts, fake success, recall and every row, for a JSON file."""
     found = accuracy_of(rows)
     shares = {"fake_success": found.fake_success, "recall": found.recall, "balanced": found.balanced}
+    area = area_under_curve(rows)
+    if np.isfinite(area):
+        shares["area_under_curve"] = area
     return {**asdict(found), **shares, "rows": [asdict(row) for row in rows]}

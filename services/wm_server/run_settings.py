@@ -18,7 +18,7 @@ from worldserve.settings import flat_settings, refuse_changed_settings
 
 # How a run is carried out, not what it computes.
 FREE = (
-    "out", "latents", "stage", "threads", "measure_episodes", "device", "precision", "reward",
+    "out", "latents", "stage", "threads", "measure_episodes", "measure_from", "device", "precision", "reward",
     "transformer.stop_after_cpu_s", "transformer.checkpoint_steps",
 )  # fmt: skip
 # All that the stage `measure` reads of a run: which episodes never trained its model.

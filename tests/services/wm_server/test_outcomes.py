@@ -13,16 +13,18 @@ from services.wm_server import outcomes as module
 from services.wm_server.backend import WorldModelBackend
 from services.wm_server.dataset import episode_poses
 from services.wm_server.episodes import EpisodeSubset
-from services.wm_server.finetune_wm import last_frames
-from services.wm_server.measure import predict_episode, predict_rest
+from services.wm_server.measure import last_frames, predict_episode, predict_rest
 from services.wm_server.outcomes import (
     Outcome,
     accuracy_of,
+    area_under_curve,
+    as_json,
     balanced_episodes,
     has_both_outcomes,
     judge,
     judged_frames,
     open_loop,
+    open_loop_after,
     outcomes,
     reward_facts,
 )
@@ -146,3 +148,31 @@ def test_an_unknown_outcome_is_no_failure() -> None:
     won, unknown = (SimpleNamespace(success=kind, action_count=0, frames_at=lambda _: [0]) for kind in (True, None))
     frames, success = last_frames([unknown, won])
     assert (len(frames), success.tolist()) == (1, [True])
+
+
+def test_after_a_frame_the_recorded_ones_come_first() -> None:
+    """Drawn after frame 100: up to there the episode's own frames, then what `predict_rest` draws from them."""
+    model, episode = make_model(), make_episode(1)
+    wanted = [60, 100, 101, 150, 200]
+    made = open_loop_after(100)(model, episode, wanted)
+    np.testing.assert_array_equal(made[:2], episode.frames_at([60, 100]))
+    poses, known = episode_poses(episode, model.pose_format), dict(enumerate(episode.frames))
+    drawn = predict_rest(model, {n: known[n] for n in (0, *range(93, 101))}, poses, 100, episode.seed, wanted[2:])
+    np.testing.assert_array_equal(made[2:], drawn)
+    np.testing.assert_array_equal(open_loop_after(0)(model, episode, wanted), open_loop(model, episode, wanted))
+
+
+@pytest.mark.parametrize(
+    ("successes", "failures", "area"),
+    [([0.9, 0.8], [0.1, 0.2], 1.0), ([0.1], [0.9], 0.0), ([0.5, 0.9], [0.5, 0.1], 0.875), ([0.3], [0.3], 0.5)],
+)
+def test_area_under_the_curve_counts_ordered_pairs(successes: list[float], failures: list[float], area: float) -> None:
+    rows = [Outcome("e", "s", True, True, peak) for peak in successes]
+    rows += [Outcome("e", "s", False, False, peak) for peak in failures]
+    assert area_under_curve(rows) == area
+
+
+def test_one_kind_alone_has_no_area() -> None:
+    rows = [Outcome("e", "s", True, True, 0.5)]
+    assert np.isnan(area_under_curve(rows))
+    assert "area_under_curve" not in as_json(rows)
