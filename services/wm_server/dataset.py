@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from services.wm_server.windows import (
     build_window,
     conditioning_poses,
     mirror_poses,
+    past_starts,
 )
 from worldserve.episodes import Episode
 from worldserve.files import replace_directory
@@ -184,16 +185,19 @@ def _encode_shard(
 @dataclass(frozen=True)
 class Batch:
     """`latents` (n, channels, 16, h, w), `weights` (n, 13, h, w), `conditioning` (n, 61, d), float32; `anchors` uint8
-    (n, height, width, 3), the episodes' first frames."""
+    (n, height, width, 3), the episodes' first frames; `past` float32 (n, k, 61, d), conditioning of the chunks before,
+    padded with zeros at the end, of which `chunks` int64 (n,) are an episode's own."""
 
     latents: Tensor
     weights: Tensor
     conditioning: Tensor
     anchors: Tensor
+    past: Tensor
+    chunks: Tensor
 
     def to(self, device: torch.device) -> Batch:
         """The same on `device`."""
-        return Batch(*(value.to(device) for value in (self.latents, self.weights, self.conditioning, self.anchors)))
+        return Batch(*(getattr(self, value.name).to(device) for value in fields(self)))
 
 
 class LatentWindows:
@@ -219,6 +223,9 @@ class LatentWindows:
             self.rows += rows
             self._parts.append(part)
             self._where += [(number, row) for row in range(len(rows))]
+        self._row_at = {
+            (part, row["anchor"], row["t"]): n for n, ((part, _), row) in enumerate(zip(self._where, self.rows))
+        }
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -233,8 +240,23 @@ class LatentWindows:
         places = [(self._where[int(index)][0], self.rows[int(index)]["anchor"]) for index in rows]
         anchors = np.stack([self._parts[part]["anchors"][anchor] for part, anchor in places])
         conditioning = self.statistics.normalise(gather("poses"))
-        arrays = (gather("latents"), gather("weights"), conditioning, anchors)
+        past = [self._past(int(index)) for index in rows]
+        chunks = np.array([len(before) for before in past])
+        padded = np.zeros((len(past), chunks.max(initial=0), *conditioning.shape[1:]), np.float32)
+        for number, before in enumerate(past):
+            padded[number, : len(before)] = before
+        arrays = (gather("latents"), gather("weights"), conditioning, anchors, padded, chunks)
         return Batch(*(torch.from_numpy(array) for array in arrays))
+
+    def before(self, index: int) -> list[int]:
+        """Rows of the windows before row `index` in its episode, in order; empty where one was not encoded."""
+        part, row = self._where[index][0], self.rows[index]
+        found = [self._row_at.get((part, row["anchor"], start)) for start in past_starts(row["t"])]
+        return [number for number in found if number is not None] if None not in found else []
+
+    def _past(self, index: int) -> NDArray[np.float32]:
+        poses = self._parts[self._where[index][0]]["poses"]
+        return self.statistics.normalise(poses[[self._where[number][1] for number in self.before(index)]])
 
     def clipped_share(self, count: int = 2000) -> float:
         """Share of the pose numbers of (up to `count`) windows that the scale clips, which the network never sees."""

@@ -125,7 +125,7 @@ def shard(model: BwmTransformer, placement: Placement) -> None:
     (noise levels would lose digits), and `devices.autocast` chooses those of the products.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(placement.device.type, (placement.ranks.count,))
     policy = MixedPrecisionPolicy()
@@ -133,9 +133,12 @@ def shard(model: BwmTransformer, placement: Placement) -> None:
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in model.wan.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    if model.config.draft_width:  # it is called by itself too, for its own loss
+    if model.config.draft_width:
         fully_shard(model.draft, mesh=mesh, mp_policy=policy)
+        for method in ("memory", "episode"):  # beside forward: their weights are gathered too
+            register_fsdp_forward_method(model.draft, method)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    register_fsdp_forward_method(model, "memory")  # the first to be called
 
 
 def on_meta(config: TransformerConfig) -> BwmTransformer:

@@ -23,7 +23,7 @@ HAND_NUMBERS = 6  # of a frame: height, tilt along and across the fingers, down,
 
 
 class HandViews(PosesInCamera):
-    """Features of every latent frame from its four poses and the anchor frame.
+    """Features of both hands for every latent frame, from its four poses and the anchor frame.
 
     Args:
         camera: that took the anchor frames.
@@ -76,13 +76,11 @@ class HandViews(PosesInCamera):
         return torch.cat([10.0 * height, *tilt, ahead[..., 2:], aside[..., 2:], arms[..., 9:]], -1)
 
     def forward(self, conditioning: Tensor, anchor: Tensor) -> Tensor:
-        """(batch, 4n+1, 20), anchor (batch, 3, height, width) to (batch, n+1, 2 features), float32 geometry."""
+        """(batch, 4n, 20), n groups of four actions, and anchor (batch, 3, height, width) to (batch, n, 2 features)."""
         with torch.autocast(conditioning.device.type, enabled=False):  # as in `PoseMaps.spots`
-            arms = self.arms(conditioning)
-            first = arms[:, :1].expand(-1, GROUP_FRAMES - 1, -1, -1)
-            groups = torch.cat([first, arms], 1).unflatten(1, (-1, GROUP_FRAMES))
+            groups = self.arms(conditioning).unflatten(1, (-1, GROUP_FRAMES))
             batch, number = groups.shape[:2]
-            hands = groups[:, :, -1].flatten(1, 2)  # (batch, 2 (n + 1), 10): where each group ends
+            hands = groups[:, :, -1].flatten(1, 2)  # (batch, 2n, 10): where each group ends
             views = self.views(hands, anchor).flatten(0, 1)
             numbers = self.numbers(groups).transpose(2, 3).flatten(3).flatten(0, 2)
         features: Tensor = self.combine(torch.cat([self.see(views), numbers], -1))

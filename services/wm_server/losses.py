@@ -74,15 +74,17 @@ def flow_matching_loss(
     sigmas[:, CONDITION_LATENTS:] = torch.from_numpy(sigma.astype(np.float32))[:, None]
     latents, noise, sigmas = latents.to(device), noise.to(device), sigmas.to(device)
     conditioning, anchors = batch.conditioning.to(device), to_float(batch.anchors.to(device))
+    before = (batch.past.to(device), batch.chunks.to(device))
     shown = noised(latents, noise, sigmas[:, None, :, None, None])
     future = latents[:, :, CONDITION_LATENTS:]
     last_history = latents[:, :, CONDITION_LATENTS - 1]
     with autocast(device, placement.precision):
+        memory = model.memory(latents[:, :, 0], anchors, *before)
         if model.config.objective == "clean":
-            difference = model.clean(shown, sigmas, conditioning, last_history, anchors) - future
+            difference = model.clean(shown, sigmas, conditioning, last_history, anchors, memory) - future
         else:
             velocity = noise[:, :, CONDITION_LATENTS:] - future
-            difference = model(shown, sigmas, conditioning, anchors) - velocity
+            difference = model(shown, sigmas, conditioning, anchors, memory) - velocity
     return _weighted_square(difference, batch.weights, placement)
 
 
@@ -94,22 +96,26 @@ def draft_loss(
     placement: Placement | None = None,
     count: int | None = None,
 ) -> Tensor:
-    """The same error of the network's draft, which is trained by this alone; arguments as in `flow_matching_loss`."""
+    """The same error of the network's draft, which is trained by this alone.
+
+    Arguments as in `flow_matching_loss`, but `batch` holds all k windows of each episode, one after the other, and
+    `count` is the number of episodes.
+    """
     placement = placement or Placement()
     ranks, device = placement.ranks, placement.device
-    count = len(batch.latents) if count is None else count
-    history = _normal(random, (count, *batch.latents[:, :, 1:CONDITION_LATENTS].shape[1:]))
-    grain = _normal(random, (count, *batch.anchors.shape[3:], *batch.anchors.shape[1:3]))
+    k = int(batch.chunks.max()) + 1
+    anchors = to_float(batch.anchors[::k])
+    count = len(anchors) if count is None else count
+    grain = _normal(random, (count, *anchors.shape[1:]))
     if ranks.count > 1:
-        share = torch.from_numpy(ranks.share(count))
-        history, grain = history[share], grain[share]
-    condition = batch.latents[:, :, :CONDITION_LATENTS].clone()
-    condition[:, :, 1:] = noised(condition[:, :, 1:], history, levels.history_noise)
-    anchors = to_float(batch.anchors) + ANCHOR_NOISE * grain
+        grain = grain[torch.from_numpy(ranks.share(count))]
+    anchors = (anchors + ANCHOR_NOISE * grain).to(device)
     with autocast(device, placement.precision):
-        drawn = model.draft(condition.to(device), batch.conditioning.to(device), anchors.to(device))
-        difference = drawn - batch.latents[:, :, CONDITION_LATENTS:].to(device)
-    return _weighted_square(difference, batch.weights, placement)
+        conditioning = batch.conditioning.unflatten(0, (-1, k)).to(device)
+        drawn = model.draft.episode(batch.latents[::k, :, 0].to(device), anchors, conditioning)
+    future = batch.latents[:, :, CONDITION_LATENTS:].to(device)
+    drawn = drawn.unflatten(2, (k, -1)).transpose(1, 2).flatten(0, 1)
+    return _weighted_square(drawn - future, batch.weights, placement)
 
 
 def _normal(random: np.random.Generator, shape: tuple[int, ...]) -> Tensor:

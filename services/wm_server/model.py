@@ -68,8 +68,20 @@ class WorldModel:
         condition = torch.stack([self.encode_condition(window) for window in windows])
         conditioning = torch.stack([torch.from_numpy(window.conditioning) for window in windows]).to(self.device)
         anchors = torch.stack([to_float(torch.from_numpy(window.pixels[0].copy())) for window in windows])
-        seeded = (seeds, chunk_indices, anchors.to(self.device))
-        return sample(self.transformer, self.sampler, condition, conditioning, *seeded)
+        anchors = anchors.to(self.device)
+        memory = self._memory(windows, condition, anchors)
+        return sample(self.transformer, self.sampler, condition, conditioning, seeds, chunk_indices, anchors, memory)
+
+    @torch.inference_mode()
+    def _memory(self, windows: Sequence[Window], condition: Tensor, anchors: Tensor) -> Tensor | None:
+        """What the draft remembers, window by window: always the same shapes, so the same bytes in any company."""
+        found = []
+        for number, window in enumerate(windows):
+            past, chunks = torch.from_numpy(window.past)[None], torch.tensor([len(window.past)])
+            row = slice(number, number + 1)
+            before = (past.to(self.device), chunks.to(self.device))
+            found.append(self.transformer.memory(condition[row, :, 0], anchors[row], *before))
+        return torch.cat([part for part in found if part is not None]) if self.transformer.config.draft_width else None
 
     @torch.inference_mode()
     def decode(self, latents: Tensor, anchor: NDArray[np.uint8], offsets: Sequence[int]) -> NDArray[np.uint8]:

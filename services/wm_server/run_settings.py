@@ -31,7 +31,7 @@ BEFORE_IT_WAS_ADDED = {
     "normalisation": "percentiles",
     "transformer.model.pose_map_channels": 0,
     "transformer.model.draft_width": 0,
-    "transformer.draft_batch_size": 48,
+    "transformer.draft_batch_size": 16,
 }
 INPUTS = "inputs.json"
 

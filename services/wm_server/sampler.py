@@ -69,6 +69,7 @@ def sample(
     seeds: Sequence[int],
     chunk_indices: Sequence[int],
     anchors: Tensor | None = None,
+    memory: Tensor | None = None,
 ) -> Tensor:
     """Draws future latents.
 
@@ -78,6 +79,8 @@ def sample(
         condition: float32 (n, channels, 3, height, width), clean anchor and history latents.
         conditioning: float32 (n, 61, dimensions).
         seeds, chunk_indices: n each; the noise is a function of these two numbers.
+        anchors: float32 (n, 3, 16 height, 16 width), first frames in [-1, 1].
+        memory: float32 (n, hidden), of `BwmTransformer.memory`, where the network has a draft.
 
     Returns:
         float32 (n, channels, 13, height, width).
@@ -88,9 +91,8 @@ def sample(
     results = []
     for start in range(0, len(condition), config.batch_bucket):
         rows = torch.arange(start, start + config.batch_bucket, device=condition.device).clamp(max=len(condition) - 1)
-        drawn = _sample_bucket(
-            model, config, condition[rows], conditioning[rows], noise[rows], None if anchors is None else anchors[rows]
-        )
+        optional = (None if values is None else values[rows] for values in (anchors, memory))
+        drawn = _sample_bucket(model, config, condition[rows], conditioning[rows], noise[rows], *optional)
         results.append(drawn[: len(condition) - start])
     return torch.cat(results)
 
@@ -102,6 +104,7 @@ def _sample_bucket(
     conditioning: Tensor,
     noise: Tensor,
     anchor: Tensor | None,
+    memory: Tensor | None,
 ) -> Tensor:
     sigmas = torch.zeros(len(condition), LATENT_FRAMES, device=condition.device)
     sigmas[:, 1:CONDITION_LATENTS] = config.history_noise
@@ -110,7 +113,7 @@ def _sample_bucket(
     future = noise[:, :, CONDITION_LATENTS:]
     for sigma, following in zip(config.sigmas, (*config.sigmas[1:], 0.0)):
         sigmas[:, CONDITION_LATENTS:] = sigma
-        clean = model.clean(torch.cat([shown, future], 2), sigmas, conditioning, condition[:, :, -1], anchor)
+        clean = model.clean(torch.cat([shown, future], 2), sigmas, conditioning, condition[:, :, -1], anchor, memory)
         # Euler along the straight path through the predicted clean latents.
         direction = (future - clean) / sigma
         future = clean + following * direction if following else clean

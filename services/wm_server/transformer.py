@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from services.wm_server.camera import CameraConfig
-from services.wm_server.draft import Draft, group_actions
+from services.wm_server.draft import Draft
 from services.wm_server.pose_maps import PoseMaps
 from services.wm_server.windows import CONDITION_LATENTS, GROUP_FRAMES, LATENT_FRAMES, WINDOW_FRAMES
 
@@ -100,6 +100,12 @@ class TransformerConfig:
             cross_attention=True,
             exact_gelu=False,
         )
+
+
+def group_actions(conditioning: Tensor) -> Tensor:
+    """(batch, 4n+1, d) to (batch, n+1, 4d): the first frame's action is repeated three more times."""
+    first = conditioning[:, :1].expand(-1, GROUP_FRAMES - 1, -1)
+    return torch.cat([first, conditioning], 1).unflatten(1, (-1, GROUP_FRAMES)).flatten(2)
 
 
 class ActionEmbedder(nn.Module):
@@ -194,13 +200,29 @@ class BwmTransformer(nn.Module):
                 nn.Linear(256, config.spatial_action_channels * height * width),
             )
 
-    def forward(self, latents: Tensor, sigmas: Tensor, conditioning: Tensor, anchor: Tensor | None = None) -> Tensor:
+    def memory(self, anchor_latent: Tensor, anchor: Tensor, past: Tensor, chunks: Tensor) -> Tensor | None:
+        """What the draft remembers of the chunks before (`Draft.memory`), without gradients; None without a draft."""
+        if not self.config.draft_width:
+            return None
+        with torch.no_grad():
+            return self.draft.memory(anchor_latent, anchor, past, chunks)
+
+    def forward(
+        self,
+        latents: Tensor,
+        sigmas: Tensor,
+        conditioning: Tensor,
+        anchor: Tensor | None = None,
+        memory: Tensor | None = None,
+    ) -> Tensor:
         """The network's raw output at the future latents.
 
         Args:
             latents: (batch, channels, 16, height, width): clean anchor, history with its noise, future with noise.
             sigmas: (batch, 16) noise levels in [0, 1].
             conditioning: (batch, 61, dimensions) in [-1, 1].
+            anchor: (batch, 3, 16 height, 16 width), the episode's first frame; needed by pose maps and a draft.
+            memory: of `memory`; needed by a draft.
 
         Returns:
             (batch, channels, 13, height, width): velocity, or clean latents minus the last history latent (with a
@@ -228,22 +250,28 @@ class BwmTransformer(nn.Module):
         if config.draft_width:
             # Trained by its own loss: what the transformer does with it is no reason to change it.
             with torch.no_grad():
-                drawn = self.draft(latents[:, :, :CONDITION_LATENTS], conditioning, anchor)
+                drawn = self.draft(memory, latents[:, :, 0], anchor, conditioning)
             parts.append(torch.cat([latents[:, :, :CONDITION_LATENTS], drawn], 2))
         (output,) = self.wan(torch.cat(parts, 1), 1000.0 * sigmas, conditioning, return_dict=False)
         future: Tensor = output[:, :, CONDITION_LATENTS:]
         return future if drawn is None or config.objective != "clean" else future + drawn
 
     def clean(
-        self, latents: Tensor, sigmas: Tensor, conditioning: Tensor, last_history: Tensor, anchor: Tensor | None = None
+        self,
+        latents: Tensor,
+        sigmas: Tensor,
+        conditioning: Tensor,
+        last_history: Tensor,
+        anchor: Tensor | None = None,
+        memory: Tensor | None = None,
     ) -> Tensor:
         """Predicted clean future latents (batch, channels, 13, height, width).
 
         Args:
-            latents, sigmas, conditioning: as in `forward`.
+            latents, sigmas, conditioning, anchor, memory: as in `forward`.
             last_history: (batch, channels, height, width), the last history latent without added noise.
         """
-        output = self(latents, sigmas, conditioning, anchor)
+        output = self(latents, sigmas, conditioning, anchor, memory)
         if self.config.objective == "clean":
             return output if self.config.draft_width else output + last_history[:, :, None]
         future = sigmas[:, CONDITION_LATENTS:, None, None][:, None]

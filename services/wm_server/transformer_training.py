@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.wm_server import checkpoint
@@ -27,7 +28,7 @@ from services.wm_server.distributed import Placement, full_state, load_full_stat
 from services.wm_server.losses import NoiseLevels, draft_loss, flow_matching_loss
 from services.wm_server.mixing import mixed_probabilities
 from services.wm_server.transformer import BwmTransformer, TransformerConfig
-from services.wm_server.windows import CONDITION_LATENTS, LATENT_FRAMES, PoseStatistics
+from services.wm_server.windows import CHUNK_FRAMES, CONDITION_LATENTS, LATENT_FRAMES, PoseStatistics
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ class TransformerTrainingConfig:
     """Of the noise levels of the others: sigma = shift u / (1 + (shift - 1) u), u uniform."""
     start_weights: tuple[tuple[int, float], ...] = ((0, 0.15), (50, 0.45), (100, 0.25), (150, 0.15), (-1, 0.0))
     """Share of windows by their start frame; -1 stands for random starts."""
-    draft_batch_size: int = 48
-    """Windows a step that the draft is trained on, beside the transformer's; unused where there is no draft."""
+    draft_batch_size: int = 16
+    """Episodes a step that the draft is trained on, all their chunks, beside the transformer's windows; unused where
+    there is no draft."""
     failure_fraction: float | None = 0.5
     """Share of windows from failed episodes; None takes them as they come. Labels are used for nothing else."""
     data_weights: tuple[float, ...] = ()
@@ -147,6 +149,10 @@ class TransformerTraining:
         self._clipped_apart = [part for part in parts if part]
         shares = (dict(config.start_weights), config.failure_fraction, directories, config.data_weights)
         self.probabilities = mixed_probabilities(windows, *shares)
+        self.last_chunk = max(row["t"] for row in windows.rows)
+        if config.model.draft_width:
+            self._check_whole_episodes()
+            self.episode_probabilities = mixed_probabilities(windows, {self.last_chunk: 1.0}, *shares[1:])
         self._models = {"model": self.model, "average": self.average.model}
         self._directory = out / "checkpoint"
         with self.ranks.main_first():
@@ -191,7 +197,7 @@ class TransformerTraining:
         from rich.progress import Progress
 
         config, begun, before = self.config, time.process_time(), self.cpu_s
-        losses: list[float] = []
+        losses: list[dict[str, float]] = []
         if gate is not None and gate.due(self.step):  # the start, or a step that a kill left unjudged
             self._judge(gate, self.averaged())
         with Progress(transient=True, disable=not self.ranks.is_main) as bar:
@@ -201,8 +207,8 @@ class TransformerTraining:
                 bar.update(task, advance=1)
                 self.cpu_s = before + time.process_time() - begun
                 if self.step % 25 == 0:
-                    row = {"stage": "transformer", "step": self.step, "loss": float(np.mean(losses))}
-                    self._note({**row, "cpu_s": self.cpu_s})
+                    means = {name: float(np.mean([values[name] for values in losses])) for name in losses[0]}
+                    self._note({"stage": "transformer", "step": self.step, **means, "cpu_s": self.cpu_s})
                     losses.clear()
                 early = config.stop_after_cpu_s is not None and self.ranks.agree(
                     time.process_time() - begun > config.stop_after_cpu_s
@@ -215,35 +221,50 @@ class TransformerTraining:
                     return last or self.stopped
         return True
 
-    def _train_step(self) -> float:
+    def _train_step(self) -> dict[str, float]:
         config = self.config
         random = np.random.default_rng([self.seed, 4, self.step])
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * learning_rate_factor(self.step, config.steps)
         # Every rank draws the same global batch and takes its share of it.
         self.optimizer.zero_grad(set_to_none=True)
-        value = self._backward(flow_matching_loss, config.batch_size, random)
+        rows = random.choice(len(self.windows), config.batch_size, p=self.probabilities)
+        values = {"loss": self._backward(flow_matching_loss, rows[:, None], random)}
         if config.model.draft_width:
-            self._backward(draft_loss, config.draft_batch_size, random)
+            ends = random.choice(len(self.windows), config.draft_batch_size, p=self.episode_probabilities)
+            episodes = np.array([[*self.windows.before(int(end)), int(end)] for end in ends])
+            values["draft_loss"] = self._backward(draft_loss, episodes, random)
         for part in self._clipped_apart:
             torch.nn.utils.clip_grad_norm_(part, config.gradient_clip)
         self.optimizer.step()
         self.step += 1
         self.average.update(self.step)
-        return value
+        return values
 
-    def _backward(self, loss_of: Callable[..., Tensor], count: int, random: np.random.Generator) -> float:
-        """Gradients of a loss on `count` windows, drawn by every rank alike; returns its value."""
+    def _backward(self, loss_of: Callable[..., Tensor], rows: NDArray[np.int64], random: np.random.Generator) -> float:
+        """Gradients of a loss on windows `rows` (items, windows of an item), the same in every rank, each of which
+        takes its share of the items; returns the loss."""
         ranks = self.ranks
-        rows = random.choice(len(self.windows), count, p=self.probabilities)
-        batch = self.windows.batch(rows[ranks.share(count)])
-        loss = loss_of(self.model, batch, self.config.levels, random, self.placement, count)
+        batch = self.windows.batch(rows[ranks.share(len(rows))].reshape(-1))
+        loss = loss_of(self.model, batch, self.config.levels, random, self.placement, len(rows))
         value = ranks.total(loss).item() / ranks.count
         if not math.isfinite(value):
             name = loss_of.__name__
             raise FloatingPointError(f"{name} is {value} at step {self.step}; resume with a lower learning_rate")
         loss.backward()
         return value
+
+    def _check_whole_episodes(self) -> None:
+        short = {
+            row["t"]
+            for n, row in enumerate(self.windows.rows)
+            if len(self.windows.before(n)) < row["t"] // CHUNK_FRAMES
+        }
+        if short:
+            raise ValueError(
+                f"windows.starts: expected every chunk before a window's (0 50 100 150, no random starts), which a "
+                f"draft remembers; got windows after frames {sorted(short)[:4]} without the ones before"
+            )
 
     def _keep(self, validate: Callable[[BwmTransformer], dict[str, Any]] | None, gate: Gate | None) -> None:
         progress = {"step": self.step, "cpu_s": self.cpu_s}
@@ -283,8 +304,9 @@ def latent_errors(model: BwmTransformer, windows: LatentWindows, count: int, see
             shown = torch.cat([batch.latents[:, :, :CONDITION_LATENTS], noise[:, :, CONDITION_LATENTS:]], 2)
             last = batch.latents[:, :, CONDITION_LATENTS - 1]
             future, weights = batch.latents[:, :, CONDITION_LATENTS:], batch.weights[:, None]
+            memory = model.memory(batch.latents[:, :, 0], anchors, batch.past, batch.chunks)
             for name, conditioning in (("right", batch.conditioning), ("shuffled", batch.conditioning.roll(1, 0))):
-                error = (model.clean(shown, sigmas, conditioning, last, anchors) - future).square() * weights
+                error = (model.clean(shown, sigmas, conditioning, last, anchors, memory) - future).square() * weights
                 value = error.sum() / (weights.sum() * future.shape[1])
                 errors.setdefault(f"latent_error/{name}_{start}", []).append(float(value))
     assert FUTURE_LATENTS == LATENT_FRAMES - CONDITION_LATENTS

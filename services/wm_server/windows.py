@@ -71,11 +71,12 @@ class PoseStatistics:
 @dataclass(frozen=True)
 class Window:
     """`pixels` uint8 (61 or 9, height, width, 3); `poses` float32 (61, dimensions); `conditioning`, the same scaled to
-    about [-1, 1]."""
+    about [-1, 1]; `past` float32 (chunks before, 61, dimensions), the conditioning of the windows before this one."""
 
     pixels: NDArray[np.uint8]
     conditioning: Float32
     poses: Float32
+    past: Float32
 
 
 def pose_dimensions(pose_format: str) -> int:
@@ -129,6 +130,11 @@ def window_indices(t: int) -> NDArray[np.int64]:
     return np.concatenate([[0], history, future])
 
 
+def past_starts(t: int) -> range:
+    """The frames after which the chunks before the one after frame `t` were drawn."""
+    return range(t % CHUNK_FRAMES, t, CHUNK_FRAMES)
+
+
 def build_window(frames: Frames, poses: Float32, t: int, statistics: PoseStatistics, *, future: bool) -> Window:
     """The window after frame `t`: the only way in which windows are made.
 
@@ -147,4 +153,6 @@ def build_window(frames: Frames, poses: Float32, t: int, statistics: PoseStatist
         pixels = frames[shown]
     else:
         pixels = np.stack([frames[int(index)] for index in shown])
-    return Window(pixels, statistics.normalise(poses[indices]), poses[indices])
+    before = [statistics.normalise(poses[window_indices(start)]) for start in past_starts(t)]
+    past = np.stack(before) if before else np.zeros((0, *poses[indices].shape), np.float32)
+    return Window(pixels, statistics.normalise(poses[indices]), poses[indices], past)

@@ -26,6 +26,8 @@ def make_model(seed: int = 0, sampler: SamplerConfig | None = None, **changes: o
     transformer = transformer_training.initialised(dataclasses.replace(TINY_TRANSFORMER, **changes), seed)
     generator = torch.Generator().manual_seed(seed)
     torch.nn.init.normal_(transformer.wan.proj_out.weight, std=0.2, generator=generator)
+    if transformer.config.draft_width:
+        torch.nn.init.normal_(transformer.draft.draw[2].weight, std=0.2, generator=generator)
     statistics = PoseStatistics(np.full(20, -1.0, np.float32), np.full(20, 1.0, np.float32))
     codec = codec_training.initialised(TINY_CODEC, seed)
     return WorldModel(codec, transformer, sampler or SamplerConfig(), statistics, "rotation_columns", "0" * 64)
@@ -48,9 +50,9 @@ def make_episode(number: int = 0, success: bool = True) -> Episode:
     )  # fmt: skip
 
 
-@pytest.fixture
-def model() -> WorldModel:
-    return make_model()
+@pytest.fixture(params=[0, 8], ids=["plain", "draft"])
+def model(request: pytest.FixtureRequest) -> WorldModel:
+    return make_model(draft_width=request.param)
 
 
 @pytest.fixture

@@ -27,22 +27,24 @@ from tests.services.wm_server.conftest import TINY_TRANSFORMER, make_model
 
 DRAFTED = dataclasses.replace(TINY_TRANSFORMER, draft_width=8)
 CONFIG = TransformerTrainingConfig(
-    model=DRAFTED, batch_size=5, draft_batch_size=7, steps=4, checkpoint_steps=2, ema_decay=0.5
+    model=DRAFTED, batch_size=5, draft_batch_size=3, steps=4, checkpoint_steps=2, ema_decay=0.5
 )
 
 
 @pytest.fixture(scope="module")
 def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A shard of 12 windows of noise."""
+    """A shard of 12 windows of noise, of three episodes."""
     shard_directory = tmp_path_factory.mktemp("windows") / "shard_0000"
     shard_directory.mkdir()
     random = np.random.default_rng(0)
     np.save(shard_directory / "latents.npy", random.normal(size=(12, 4, 16, 2, 4)).astype(np.float16))
     np.save(shard_directory / "weights.npy", random.uniform(1, 5, size=(12, 13, 2, 4)).astype(np.float16))
     np.save(shard_directory / "poses.npy", random.uniform(-1, 1, size=(12, 61, 20)).astype(np.float32))
-    np.save(shard_directory / "anchors.npy", random.integers(0, 256, size=(1, 32, 64, 3)).astype(np.uint8))
-    facts = {"t": 50, "mirrored": False, "anchor": 0}
-    rows = [{"episode_id": f"e{n}", "success": n % 2 == 0, **facts} for n in range(12)]
+    np.save(shard_directory / "anchors.npy", random.integers(0, 256, size=(3, 32, 64, 3)).astype(np.uint8))
+    rows = [
+        {"episode_id": f"e{n // 4}", "success": n % 8 < 4, "t": 50 * (n % 4), "mirrored": False, "anchor": n // 4}
+        for n in range(12)
+    ]
     checkpoint.write_json(shard_directory / "index.json", {"key": {}, "rows": rows})
     return shard_directory
 

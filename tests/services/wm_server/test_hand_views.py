@@ -90,20 +90,20 @@ def test_what_the_view_does_not_show_is_in_the_numbers() -> None:
     np.testing.assert_allclose(views().numbers(hand)[0, 0], expected, atol=1e-6)
 
 
-def test_every_latent_frame_has_features_of_both_hands() -> None:
-    poses = np.zeros((2, 61, 20), np.float32)
+def test_every_group_of_four_actions_has_features_of_both_hands() -> None:
+    poses = np.zeros((2, 52, 20), np.float32)
     for start, x in ((0, -0.3), (10, 0.3)):
         poses[..., start : start + 10] = downward_hand(x, -0.1)[0, 0].numpy()
-    poses[1, 41:, 10] = 0.1  # from the 41st action on, the right hand is elsewhere in the second window
+    poses[1, 32:, 10] = 0.1  # from the 33rd action on, the right hand is elsewhere in the second window
     conditioning = torch.from_numpy(PoseStatistics.workspace().normalise(poses))
     anchor = torch.rand(2, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
     anchor[1] = anchor[0]
     made = views()(conditioning, anchor)
-    assert made.shape == (2, 16, 16)
+    assert made.shape == (2, 13, 16)
     same = (made[0] - made[1]).abs() < 1e-6
     assert same[:, :8].all(), "the left hand did not move"
-    assert same[:11].all(), "latent frame 10 ends with action 40"
-    assert not same[11:, 8:].all(1).any()
+    assert same[:8].all(), "the eighth group ends with action 32"
+    assert not same[8:, 8:].all(1).any()
 
 
 def test_autocast_does_not_move_a_view() -> None:
@@ -113,7 +113,7 @@ def test_autocast_does_not_move_a_view() -> None:
     seen: list[torch.Tensor] = []
     made.see.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     conditioning = torch.from_numpy(
-        PoseStatistics.workspace().normalise(np.tile(hand.numpy()[0], (1, 5, 2)).astype(np.float32))
+        PoseStatistics.workspace().normalise(np.tile(hand.numpy()[0], (1, 4, 2)).astype(np.float32))
     )
     with torch.no_grad():
         made(conditioning, frame)

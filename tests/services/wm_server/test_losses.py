@@ -17,17 +17,24 @@ DRAFTED = dataclasses.replace(TINY_TRANSFORMER, draft_width=16)
 def batch() -> Batch:
     latents = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 4, 16, 2, 4)).astype(np.float32))
     anchors = torch.zeros(3, 32, 64, 3, dtype=torch.uint8)
-    return Batch(latents, torch.ones(3, 13, 2, 4), torch.zeros(3, 61, 20), anchors)
+    past, chunks = torch.zeros(3, 0, 61, 20), torch.zeros(3, dtype=torch.int64)
+    return Batch(latents, torch.ones(3, 13, 2, 4), torch.zeros(3, 61, 20), anchors, past, chunks)
 
 
-@pytest.mark.parametrize("loss_of", [flow_matching_loss, draft_loss])
-def test_untrained_losses_are_the_distance_to_the_last_history_latent(loss_of) -> None:
-    """Output layers start at zero."""
-    model = initialised(TINY_TRANSFORMER if loss_of is flow_matching_loss else DRAFTED, 0)
+def test_untrained_flow_matching_is_the_distance_to_the_last_history_latent() -> None:
+    """The output layer starts at zero."""
     data = batch()
     expected = (data.latents[:, :, 3:] - data.latents[:, :, 2:3]).square().mean()
-    loss = loss_of(model, data, NoiseLevels(history_noise=0.0), np.random.default_rng(1))
+    loss = flow_matching_loss(initialised(TINY_TRANSFORMER, 0), data, NoiseLevels(), np.random.default_rng(1))
     torch.testing.assert_close(loss, expected)
+
+
+def test_an_untrained_draft_is_zero_and_its_loss_weighs_the_chunks_of_an_episode() -> None:
+    """Three windows of one episode: the second counts, the others do not."""
+    data = dataclasses.replace(batch(), past=torch.zeros(3, 2, 61, 20), chunks=torch.tensor([0, 1, 2]))
+    data.weights[[0, 2]] = 0.0
+    loss = draft_loss(initialised(DRAFTED, 0), data, NoiseLevels(), np.random.default_rng(1))
+    torch.testing.assert_close(loss, data.latents[1, :, 3:].square().mean())
 
 
 def test_loss_reads_future_latents_only_through_the_noise_and_by_their_weights() -> None:

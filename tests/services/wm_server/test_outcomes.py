@@ -79,8 +79,9 @@ def test_the_peak_is_carried_over_clips(reward: RewardClient, monkeypatch: pytes
     assert (whole.success, whole.peak_frame_index) == (True, 71)
 
 
-def test_episodes_are_drawn_as_a_server_draws_them() -> None:
-    model, episode = make_model(), dataclasses.replace(make_episode(1), seed=2**62 + 5)
+@pytest.mark.parametrize("draft_width", [0, 8])
+def test_episodes_are_drawn_as_a_server_draws_them(draft_width: int) -> None:
+    model, episode = make_model(draft_width=draft_width), dataclasses.replace(make_episode(1), seed=2**62 + 5)
     name = episode.initial_state_id
     state = InitialState(
         initial_state_id=name, purpose="train", scene={}, frame=episode.frames_at([0])[0],

@@ -3,9 +3,14 @@ import dataclasses
 import pytest
 import torch
 
-from services.wm_server.transformer import TransformerConfig
+from services.wm_server.transformer import TransformerConfig, group_actions
 from services.wm_server.transformer_training import initialised
 from tests.services.wm_server.conftest import TINY_TRANSFORMER, make_model
+
+
+def test_actions_are_grouped_like_latent_frames():
+    actions = torch.arange(9.0)[None, :, None]
+    assert group_actions(actions)[0].tolist() == [[0, 0, 0, 0], [1, 2, 3, 4], [5, 6, 7, 8]]
 
 
 @pytest.mark.parametrize("objective", ["clean", "velocity"])
@@ -30,12 +35,11 @@ def test_published_wiring_has_no_helpers_and_is_driven_by_poses():
 def test_with_a_draft_an_untrained_transformer_gives_the_draft():
     model = initialised(dataclasses.replace(TINY_TRANSFORMER, draft_width=16), 0)  # its output layer starts at zero
     torch.nn.init.normal_(model.draft.draw[-1].bias, generator=torch.Generator().manual_seed(0))
-    latents, conditioning = (
-        torch.randn(2, 4, 16, 2, 4, generator=torch.Generator().manual_seed(1)),
-        torch.zeros(2, 61, 20),
-    )
-    anchor = torch.zeros(2, 3, 32, 64)
-    clean = model.clean(latents, torch.ones(2, 16), conditioning, torch.zeros(2, 4, 2, 4), anchor)
-    drawn = model.draft(latents[:, :, :3], conditioning, anchor)
+    generator = torch.Generator().manual_seed(1)
+    latents, conditioning = torch.randn(2, 4, 16, 2, 4, generator=generator), torch.zeros(2, 61, 20)
+    anchor, chunks = torch.zeros(2, 3, 32, 64), torch.tensor([0, 2])
+    memory = model.memory(latents[:, :, 0], anchor, torch.zeros(2, 2, 61, 20), chunks)
+    clean = model.clean(latents, torch.ones(2, 16), conditioning, torch.zeros(2, 4, 2, 4), anchor, memory)
+    drawn = model.draft(memory, latents[:, :, 0], anchor, conditioning)
     torch.testing.assert_close(clean, drawn)
-    assert float((drawn - latents[:, :, 2:3]).detach().abs().mean()) > 0.1
+    assert float(drawn.detach().abs().mean()) > 0.1
