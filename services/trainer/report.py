@@ -21,8 +21,8 @@ from typing import Any
 
 import tyro
 
+from services.trainer.json_files import read_json, read_jsonl
 from services.trainer.phases import WALL
-from services.trainer.run_record import read_json, read_jsonl
 from services.trainer.side_by_side import SideBySide, load_videos
 from worldserve.files import replace_text
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.trainer.evaluate import evaluation_plans
+from services.trainer.json_files import read_json, write_json
 from services.trainer.plans import EpisodePlan, unique_run_name
 from services.trainer.rollout import Client, EpisodeRecord, Policy, collect_rollout
-from services.trainer.run_record import read_json, write_json
 from worldserve.episodes import write_mp4
 from worldserve.messages import FrameSelection, ItemError, ItemFailedError, ResetItem, StepItem, StepReply, Verdict
 
