@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 from services.trainer.calls import brief
 from services.trainer.plans import EpisodePlan, plan_episodes, unique_run_name
-from services.trainer.rollout import EpisodeFailure, EpisodeRecord, RewardSource, collect_rollout
+from services.trainer.rollout import EpisodeRecord, RewardSource, collect_rollout
+from services.trainer.rollout_arrays import EpisodeFailure
 from services.trainer.run_facts import (
     check_policy_interface,
     contract_fingerprints,

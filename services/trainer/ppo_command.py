@@ -14,6 +14,7 @@ import torch
 
 from services.trainer.calls import brief
 from services.trainer.policies import find_policy, load_policy
+from services.trainer.policy_gradient_config import MAY_CHANGE, PolicyGradientConfig
 from services.trainer.ppo import train
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.recipes import parse_command
@@ -26,17 +27,25 @@ from services.trainer.run_facts import (
     write_run,
 )
 from services.trainer.run_record import RunRecord
+from services.trainer.stored_rollouts import stored_run
 from worldserve.messages import ItemFailedError
 
 SUMMARY = "Improve a policy by PPO in a simulator or a world model."
-# Settings that decide how a run is carried out or how long it is, not what its iterations compute.
-MAY_CHANGE = {"target", "out", "threads", "iterations", "overlap", "checkpoint_every", "max_failed_fraction"}
+# What settings meant before they could be chosen, for runs that were started then.
+ADDED: dict[str, Any] = {
+    "exploration": "flow_sde", "flow_noise_std": (0.08, 0.16), "temperature": 1.0, "precision": "float32",
+    "value_detached": True, "value_rollout": "same", "store": "",
+}  # fmt: skip
 DESCRIPTION = """Improves a flow policy by proximal policy optimisation in a simulator or a world model.
 
 examples:
   worldserve ppo --target localhost:50051 --policy weights/policy-sft --recipe mini --reward-source success
   worldserve ppo --recipe corrected --target localhost:50052 --out runs/wm-0 --seed 0
   worldserve ppo --recipe corrected --target localhost:50052 --out runs/wm-0 --seed 0 --resume
+  worldserve ppo --recipe mini --value-input expert --value-rollout mean_over_steps --out runs/expert-critic
+  worldserve ppo --recipe mini --exploration flow_noise --store runs/store --out runs/flow-noise
+
+Each recipe is a file in recipes/; copy one and give its path to run your own.
 """
 
 
@@ -86,7 +95,7 @@ def run(config: PPOConfig) -> int:
     card: dict[str, Any] = {
         "command": "worldserve ppo",
         "started_from": str(config.policy),
-        "config": _jsonable(config),
+        "config": jsonable(config),
     }
     inputs = {
         "policy": policy_facts(source),
@@ -98,21 +107,23 @@ def run(config: PPOConfig) -> int:
         check_reward_source(contract, config.target, config.reward_source)
         if config.resume:
             check_same_target(config.out, contract, config.target)
-        record = RunRecord(config.out, dataclasses.asdict(config), config.resume, MAY_CHANGE)
+        record = RunRecord(config.out, dataclasses.asdict(config), config.resume, MAY_CHANGE, ADDED)
         stack.callback(record.close)
         write_run(config.out, "worldserve ppo", config.target, contract, inputs)
         card |= contract_fingerprints(contract)
-        progress = stack.enter_context(_Progress(console))
-        train(client, policy, states.ids, config, record, progress, card)
+        stored = stack.enter_context(stored_run(config, "ppo", contract))
+        progress = stack.enter_context(TrainingProgress(console))
+        train(client, policy, states.ids, config, record, progress, card, stored)
     console.print(f"policy: {config.out / 'policy'}   metrics: {config.out / 'metrics.jsonl'}")
     return 0
 
 
-def _jsonable(config: PPOConfig) -> dict[str, Any]:
+def jsonable(config: PolicyGradientConfig) -> dict[str, Any]:
+    """Settings as a card keeps them."""
     return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()}
 
 
-class _Progress:
+class TrainingProgress:
     """Two bars, iterations and the episodes of the present one, and a line an iteration."""
 
     def __init__(self, console: Any) -> None:
@@ -123,7 +134,7 @@ class _Progress:
         self._iterations = self._bars.add_task("iteration", total=None)
         self._phase = self._bars.add_task("rollout", total=None)
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> TrainingProgress:
         self._bars.start()
         return self
 
@@ -131,6 +142,7 @@ class _Progress:
         self._bars.stop()
 
     def __call__(self, phase: str, done: int, total: int) -> None:
+        """Phases "rollout" and "update" move the second bar; any other text is a finished iteration's line."""
         if phase in ("rollout", "update"):
             if total or phase == "update":
                 self._bars.reset(self._phase, description=phase, total=total or None)

@@ -62,9 +62,16 @@ class RunRecord:
     """The directory of one run."""
 
     def __init__(
-        self, directory: Path, config: Mapping[str, Any], resume: bool, may_change: Collection[str] = ()
+        self,
+        directory: Path,
+        config: Mapping[str, Any],
+        resume: bool,
+        may_change: Collection[str] = (),
+        added: Mapping[str, Any] | None = None,
     ) -> None:
         """Starts the directory, or goes on in it.
+
+        `added` says what settings meant that older runs did not record.
 
         A start that ended before its first iteration did left settings alone; it is started anew, with any settings.
 
@@ -75,12 +82,19 @@ class RunRecord:
         self.directory = directory
         self._lock = _lock(directory)
         try:
-            self._start(directory, config, resume, may_change)
+            self._start(directory, config, resume, may_change, added or {})
         except BaseException:
             self._lock.close()
             raise
 
-    def _start(self, directory: Path, config: Mapping[str, Any], resume: bool, may_change: Collection[str]) -> None:
+    def _start(
+        self,
+        directory: Path,
+        config: Mapping[str, Any],
+        resume: bool,
+        may_change: Collection[str],
+        added: Mapping[str, Any],
+    ) -> None:
         if not resume and _began(directory):
             raise FileExistsError(
                 f"out: expected a new directory; got {directory}, which holds a run. Give --resume to go on with it, "
@@ -94,6 +108,7 @@ class RunRecord:
                 what=f"resume: the run in {directory} was started with other settings",
                 advice="Give those, or another --out.",
                 free={"resume", *may_change},
+                defaults=added,
             )
         write_json(directory / "config.json", config)
         from torch.utils.tensorboard import SummaryWriter
