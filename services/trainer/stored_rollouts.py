@@ -85,21 +85,24 @@ class RolloutCollector:
         """`run_name` keeps episode ids on the server apart; `on_progress` gets how many episodes just ended."""
         self._client, self._policy, self._config = client, policy, config
         self.run_name, self._stored, self._on_progress = run_name, stored, on_progress
+        self._failed: dict[int, tuple[int, int]] = {}
 
     def collect(self, plans: Sequence[EpisodePlan], iteration: int) -> Rollout:
         """One episode a plan, in their order, without those that failed.
 
-        Raises RuntimeError where more of them failed than `max_failed_fraction`.
+        Raises RuntimeError where more of the iteration's so far failed than `max_failed_fraction`.
         """
         if self._stored is None:
             rollout = self._run(plans, iteration)
         else:
             rollout = self._run_missing(self._stored, plans, iteration)
-        failures = rollout.failures
-        if len(failures) > self._config.max_failed_fraction * len(plans):
+        failed, planned = self._failed.get(iteration, (0, 0))
+        failed, planned = failed + len(rollout.failures), planned + len(plans)
+        self._failed = {iteration: (failed, planned)}
+        if failed > self._config.max_failed_fraction * planned:
             raise RuntimeError(
-                f"{len(failures)} of {len(plans)} episodes failed, more than max_failed_fraction = "
-                f"{self._config.max_failed_fraction}; the first: {failures[0].error}"
+                f"{failed} of {planned} episodes failed, more than max_failed_fraction = "
+                f"{self._config.max_failed_fraction}; the first: {rollout.failures[0].error}"
             )
         return rollout
 

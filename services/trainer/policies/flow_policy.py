@@ -339,16 +339,27 @@ class FlowPolicy(nn.Module):
         return self._prefix_value(self.encode(observation) if prefix is None else prefix)
 
     def flow_matching_errors(
-        self, observation: PolicyObservation, target_actions: Tensor, noise: Tensor, time: Tensor
+        self,
+        observation: PolicyObservation,
+        target_actions: Tensor,
+        noise: Tensor,
+        time: Tensor,
+        prefix: Prefix | None = None,
     ) -> Tensor:
-        """Squared error of the velocity, (B, actions, dimensions), with gradient.
+        """Squared error of the velocity, (draws, B, actions, dimensions), with gradient.
 
         Args:
             observation: B observations. target_actions: float32 (B, actions, dimensions), absolute targets.
-            noise: of the same shape, as `flow_noise` gives it. time: flow time of each sample, (B,), in (0, 1].
+            noise: (draws, B, actions, dimensions), as `flow_noise` gives it. time: flow times (draws, B), in (0, 1].
+            prefix: `encode(observation)` where the caller has kept it.
         """
-        target = self.normalise_actions(target_actions, observation.state)
-        return self._flow_errors(self.encode(observation), target, noise, time)
+        draws = len(noise)
+        target = self.normalise_actions(target_actions, observation.state).repeat_interleave(draws, 0)
+        prefix = self.encode(observation) if prefix is None else prefix
+        prefix = prefix.repeat(draws) if draws > 1 else prefix
+        # A sample's draws stand side by side, as `repeat` puts its prefix.
+        error = self._flow_errors(prefix, target, noise.transpose(0, 1).flatten(0, 1), time.T.flatten())
+        return error.unflatten(0, (-1, draws)).transpose(0, 1)
 
     def flow_noise(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         """Noise of the flow as the policy was trained with, (B, actions, dimensions)."""
