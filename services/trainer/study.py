@@ -19,7 +19,7 @@ import datetime
 import fcntl
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +150,7 @@ def keep(results: Path, name: str, text: str) -> FinishedRun:
     return found
 
 
-def _execute(config: StudyConfig, specs: Sequence[Mapping[str, Any]]) -> Iterator[Outcome]:
+def _execute(config: StudyConfig, specs: Sequence[Mapping[str, Any]]) -> Generator[Outcome]:
     if config.executor == "ray":
         return run_on_ray(specs, config.at_once, config.ray_address, config.cpus_per_run)
     return run_locally(specs, config.at_once)

@@ -9,7 +9,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen
@@ -24,7 +24,7 @@ _MODULE = "services.trainer.study_run"
 _POLL_S = 0.2
 
 
-def run_locally(specs: Sequence[Mapping[str, Any]], at_once: int) -> Iterator[Outcome]:
+def run_locally(specs: Sequence[Mapping[str, Any]], at_once: int) -> Generator[Outcome]:
     """Runs `at_once` processes at a time; all of them end with this one, however it ends."""
     waiting = list(specs)
     running: list[tuple[Mapping[str, Any], Popen[bytes]]] = []
@@ -70,7 +70,7 @@ def _outcome(spec: Mapping[str, Any], status: int) -> Outcome:
 
 def run_on_ray(
     specs: Sequence[Mapping[str, Any]], at_once: int, address: str, cpus_per_run: float
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     """The same on Ray: a task a run, retried where its node dies. The heavy files stay on the nodes.
 
     Args:

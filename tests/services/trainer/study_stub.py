@@ -38,7 +38,9 @@ def worth_of(policy: str) -> float:
 
 
 def ppo(options: dict[str, list[str]]) -> int:
-    out, seed = Path(options["out"][0]), int(options["seed"][0])
+    if os.environ.get("STUB_ORDERLY"):
+        signal.signal(signal.SIGTERM, lambda *_: (print("checkpoint written", flush=True), sys.exit(130)))
+    out, seed = Path(options["out"][0]), int(options.get("seed", ["0"])[0])
     out.mkdir(parents=True, exist_ok=True)
     resume = "resume" in options
     metrics = out / "metrics.jsonl"
