@@ -79,7 +79,7 @@ def load(config: DPOConfig, policy: FlowPolicy, progress: Any) -> RecordedDecisi
     found = [part for part in parts if part is not None]
     if not found:
         raise ValueError(
-            f"data: expected an initial state with both a success and a failure (by {config.outcome}); got none. Record "
-            "several episodes a state: `worldserve collect` goes through the states again once it has been through all."
+            f"data: expected an initial state with both a success and a failure (by {config.outcome}); got none. "
+            "Record several episodes a state: `worldserve collect` goes through the states again after the last one."
         )
     return RecordedDecisions.join(found)

@@ -41,8 +41,8 @@ class DPOConfig:
 
     # Loss
     beta: float = 2000.0
-    """How strongly the policy is held to the reference: beta of Diffusion-DPO, on squared errors averaged over a chunk's
-    numbers."""
+    """How strongly the policy is held to the reference: beta of Diffusion-DPO, on squared errors averaged over the
+    numbers of a chunk."""
     unit: Literal["decision", "episode"] = "episode"
     """What one comparison is about: a decision, or an episode, whose decisions' errors are added."""
     sft_weight: float = 0.0

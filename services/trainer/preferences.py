@@ -20,8 +20,8 @@ Outcome = Literal["success", "verdict"]
 class RecordedDecisions:
     """N episodes of T decisions: what was seen, which actions were executed, and how the episode ended.
 
-    images uint8 (N, T, H, W, 3); states float32 (N, T, D); actions float32 (N, T, chunk, D), executed targets; succeeded
-    bool (N,). instructions, initial_state_ids, episode_ids: N strings.
+    images uint8 (N, T, H, W, 3); states float32 (N, T, D); actions float32 (N, T, chunk, D), executed targets;
+    succeeded bool (N,). instructions, initial_state_ids, episode_ids: N strings.
     """
 
     images: NDArray[np.uint8]
@@ -60,7 +60,7 @@ class RecordedDecisions:
             name: np.concatenate([getattr(part, name) for part in parts])
             for name in ("images", "states", "actions", "succeeded")
         }
-        lists = {
+        lists: dict[str, Any] = {
             name: [item for part in parts for item in getattr(part, name)]
             for name in ("instructions", "initial_state_ids", "episode_ids")
         }
@@ -122,8 +122,8 @@ def read_episodes(
     for info in reader.infos:
         if interface and info.interface_fingerprint not in ("", interface):
             raise ValueError(
-                f"data: expected episodes of interface {interface}, for which the policy was trained; {info.episode_id} "
-                f"has {info.interface_fingerprint}"
+                f"data: expected episodes of interface {interface}, for which the policy was trained; "
+                f"{info.episode_id} has {info.interface_fingerprint}"
             )
         succeeded = info.success if outcome == "success" else (info.verdict.success if info.verdict else None)
         ended.append(succeeded)

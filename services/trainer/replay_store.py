@@ -183,7 +183,7 @@ def missing(episode_id: str, where: object) -> str:
 def encode(episode: StoredEpisode) -> bytes:
     """An episode as bytes."""
     metadata = {"info": encode_info(episode.info)}
-    arrays = {name: np.ascontiguousarray(value) for name, value in episode.arrays.items()}
+    arrays = {name: np.asarray(value, order="C") for name, value in episode.arrays.items()}
     return zlib.compress(save_arrays(arrays, metadata), level=1)
 
 

@@ -26,6 +26,7 @@ from services.trainer.run_facts import (
 from services.trainer.run_record import RunRecord
 from services.trainer.stored_rollouts import stored_run
 from worldserve.messages import ItemFailedError
+from worldserve.settings import json_safe
 
 
 def exit_status(job: str, out: Path, work: Callable[[], int]) -> int:
@@ -103,9 +104,9 @@ def run_training(
     return 0
 
 
-def jsonable(config: PolicyGradientConfig) -> dict[str, Any]:
-    """Settings as a card keeps them."""
-    return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()}
+def jsonable(config: Any) -> dict[str, Any]:
+    """Settings (a dataclass) as a card keeps them."""
+    return {name: json_safe(value) for name, value in dataclasses.asdict(config).items()}
 
 
 class TrainingProgress:
@@ -129,7 +130,7 @@ class TrainingProgress:
     def __call__(self, phase: str, done: int, total: int) -> None:
         """Phases "rollout" and "update" move the second bar; any other text is a finished iteration's line."""
         if phase in ("rollout", "update"):
-            if total or phase == "update":
+            if total or done == 0:
                 self._bars.reset(self._phase, description=phase, total=total or None)
             self._bars.advance(self._phase, done)
         else:

@@ -166,10 +166,6 @@ class FlowPolicy(nn.Module):
             return output, tokens
         return (x - output) / time[:, None, None], tokens
 
-    def velocity(self, x: Tensor, time: Tensor, prefix: Prefix) -> Tensor:
-        """v at x (B, actions, dimensions) and time (B,), whatever the expert predicts."""
-        return self._denoise(x, time, prefix)[0]
-
     def _prefix_value(self, prefix: Prefix) -> Tensor:
         hidden = prefix.hidden.detach() if self.config.value_detached else prefix.hidden
         hidden = hidden.to(self.state_mean.dtype)
@@ -233,8 +229,7 @@ class FlowPolicy(nn.Module):
                 index[row] = steps[torch.randint(len(steps), (), generator=generator)] if one else 0
                 noise[row] = torch.randn(count, *shape, generator=generator)
             noise = self._shape_noise(noise.flatten(0, 1)).reshape(noise.shape)
-        device = self.state_mean.device
-        return x.to(device), index.to(device), noise.to(device)
+        return x.to(self.state_mean), index.to(self.state_mean.device), noise.to(self.state_mean)
 
     # What trainers call.
     @torch.no_grad()
@@ -393,8 +388,7 @@ class FlowPolicy(nn.Module):
         """
         target = self.normalise_actions(target_actions, observation.state).repeat_interleave(draws, 0)
         prefix = self.encode(observation)
-        if draws > 1:
-            prefix = prefix.repeat(draws)
+        prefix = prefix.repeat(draws) if draws > 1 else prefix
         noise = self.flow_noise(target.shape, generator).to(target)
         # Beta(a, 1) is u^(1 / a).
         uniform = torch.rand(target.shape[0], generator=generator).to(target)
