@@ -30,7 +30,7 @@ import tyro
 from services.trainer.study_executors import Outcome, run_locally, run_on_ray
 from services.trainer.study_file import Study, load_study
 from services.trainer.study_plan import MODULE, Run, check_same_run, plan_runs
-from services.trainer.study_record import REFERENCE, FinishedRun, freeze, read_run, results_of
+from services.trainer.study_record import REFERENCE, FinishedRun, criterion_sha256, freeze, read_run, results_of
 from services.trainer.study_statistics import arm_figures, check_criterion, factorial_effects, run_gains, verdict
 from worldserve.files import replace_text
 from worldserve.results import current_commit
@@ -99,9 +99,8 @@ def run(config: StudyConfig, module: str = MODULE) -> int:
         return 0
     with _locked(out):
         about = {"study": study.name, "file": str(study.path), "file_sha256": study.sha256, "date": _today()}
-        frozen = freeze(
-            results, study.frozen(), {**about, "commit": _commit(), "criterion_sha256": study.criterion_sha256}
-        )
+        about |= {"commit": _commit(), "criterion_sha256": criterion_sha256(study.frozen())}
+        frozen = freeze(results, study.frozen(), about)
         failed = carry_out(config, todo, results, _about(study), console)
     show(frozen, results_of(results), console)
     for name, why in failed.items():

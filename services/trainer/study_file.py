@@ -25,11 +25,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,15 +171,6 @@ class Study:
                 for arm in self.arms
             },
         }
-
-    @property
-    def criterion_sha256(self) -> str:
-        """SHA-256 of the criterion with the seeds and the evaluation it is about; "" without a criterion."""
-        if self.criterion is None:
-            return ""
-        frozen = self.frozen()
-        about = {name: frozen[name] for name in ("criterion", "seeds", "evaluation")}
-        return sha256(json.dumps(about, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def load_study(path: Path) -> Study:

@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,41 @@ def freeze(directory: Path, frozen: Mapping[str, Any], about: Mapping[str, Any])
         stored["arms"] |= new
         replace_text(path, json.dumps(stored, indent=2) + "\n")
     return dict(stored)
+
+
+def criterion_sha256(frozen: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of a criterion with the seeds and the evaluation it is about; "" without one."""
+    if not frozen.get("criterion"):
+        return ""
+    about = json_safe({name: frozen[name] for name in ("criterion", "seeds", "evaluation")})
+    return sha256(json.dumps(about, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def frozen_problems(frozen: Mapping[str, Any], runs: Mapping[str, FinishedRun]) -> list[str]:
+    """Where the frozen file and the finished runs do not agree; nothing is as it should be.
+
+    The hash is made again of what the file says; every run must have had the frozen settings of its arm, one of its
+    seeds, the frozen evaluation, and a date that is not before the freeze.
+    """
+    problems = []
+    if criterion_sha256(frozen) != frozen.get("criterion_sha256"):
+        problems.append(f"{FROZEN}: the criterion, seeds or evaluation is not what its SHA-256 was taken of")
+    for name, run in runs.items():
+        arm = frozen["arms"].get(run.facts["arm"])
+        depends = run.facts.get("depends", {})
+        if str(run.facts.get("date", "")) < str(frozen.get("date", "")):
+            problems.append(f"{name}: run on {run.facts.get('date')}, before the criterion was frozen")
+        if depends.get("evaluation") != frozen["evaluation"]:
+            problems.append(f"{name}: evaluated otherwise than the frozen file says")
+        if name == REFERENCE:
+            continue
+        if arm is None:
+            problems.append(f"{name}: the frozen file knows no arm {run.facts['arm']}")
+        elif depends.get("settings") != arm["settings"] or depends.get("command") != arm["command"]:
+            problems.append(f"{name}: run with other settings than the frozen ones of {run.facts['arm']}")
+        elif run.facts["seed"] not in arm["seeds"]:
+            problems.append(f"{name}: seed {run.facts['seed']} is not among the frozen ones")
+    return problems
 
 
 def _short(value: Any) -> Any:
