@@ -134,6 +134,22 @@ def stages(spec: Mapping[str, Any], directory: Path, servers: Servers, clock: Ph
                 "--successes", str(measured["successes"]), "--max-episodes", str(measured["max_episodes"]),
                 "--threads", str(spec["threads"]),
             ], may_fail=True)  # fmt: skip
+            film_exploits(spec, directory, policy, servers)
+
+
+def film_exploits(spec: Mapping[str, Any], directory: Path, policy: str, servers: Servers) -> None:
+    """Videos of successes in the world model that were none; a run without them is whole all the same."""
+    wanted, found = spec["mismatch"]["exploit_videos"], directory / "mismatch"
+    if not wanted or not (found / "episodes.jsonl").exists():
+        return
+    try:
+        command(spec, "exploits", [
+            "--mismatch", str(found), "--policy", policy, "--target", servers.address("world_model_source"),
+            "--reference", servers.address("simulator"), "--out", str(directory / "exploits"), "--videos", str(wanted),
+            "--threads", str(spec["threads"]),
+        ], module="services.trainer.exploits")  # fmt: skip
+    except StageFailedError as error:
+        print(f"{error}\nno videos of exploits", file=sys.stderr)
 
 
 def evaluate_arguments(spec: Mapping[str, Any], policy: str, out: Path, simulator: str) -> list[str]:
@@ -148,18 +164,21 @@ def evaluate_arguments(spec: Mapping[str, Any], policy: str, out: Path, simulato
     return arguments
 
 
-def command(spec: Mapping[str, Any], stage: str, arguments: Sequence[str], may_fail: bool = False) -> None:
+def command(
+    spec: Mapping[str, Any], stage: str, arguments: Sequence[str], may_fail: bool = False, module: str = ""
+) -> None:
     """Runs one command to its end; its output goes to logs/STAGE.log.
 
     Args:
         may_fail: an exit status of 1 is an answer of the command and no failure of the run.
+        module: what `python -m` runs in place of the spec's.
 
     Raises:
         StageFailedError: with the end of that log.
     """
     log = Path(spec["directory"]) / "logs" / f"{stage}.log"
     environment = {name: value for name, value in SERVER_ENVIRONMENT.items() if name not in os.environ}
-    process = start_supervised([spec["module"], *arguments], log, environment=environment)
+    process = start_supervised([module or spec["module"], *arguments], log, environment=environment)
     try:
         status = process.wait()
     except BaseException:
@@ -168,7 +187,7 @@ def command(spec: Mapping[str, Any], stage: str, arguments: Sequence[str], may_f
     if status and not (may_fail and status == 1 and (Path(spec["directory"]) / stage / "result.json").exists()):
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
         raise StageFailedError(
-            f"{spec['run']}: {arguments[0]} ended with exit status {status}. Its log ({log}) ends with:\n"
+            f"{spec['run']}: {stage} ended with exit status {status}. Its log ({log}) ends with:\n"
             + "\n".join(f"  {line}" for line in tail)
         )
 

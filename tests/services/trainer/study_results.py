@@ -42,9 +42,14 @@ def write_frozen(directory: Path, arms: Mapping[str, Sequence[bool]], seeds: Seq
 
 
 def write_run(
-    directory: Path, arm: str, seed: int, successes: int, excess_high: float | None = None, **facts: Any
+    directory: Path,
+    arm: str,
+    seed: int,
+    successes: int,
+    excess_high: float | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """A run that succeeds in the first `successes` of STATES states, with every evaluation seed."""
+    """A run that succeeds in the first `successes` of STATES states; `facts` replace those of its first line."""
     name = arm if arm == "sft" else f"{arm}--mended--seed-{seed}"
     mismatch = None
     if excess_high is not None:
@@ -58,7 +63,7 @@ def write_run(
                        "interface": "i", "provenance": "p"},
         "mismatch": mismatch, "date": "2026-11-30",
         "cpu_s": {"train": {"wall_s": 900.0, "commands": 300.0, "world_model_source": 270.0, "trainer": 30.0}},
-        **facts,
+        **(facts or {}),
     }  # fmt: skip
     metrics = [] if arm == "sft" else [{"iteration": i, "env/verdict": 0.5 + 0.01 * i} for i in range(3)]
     episodes = [

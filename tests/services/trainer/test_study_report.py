@@ -87,7 +87,10 @@ def test_a_study_that_has_begun_has_a_page(results: Path) -> None:
 def test_forks_are_shown_beside_the_studys(results: Path, tmp_path: Path) -> None:
     directory = tmp_path / "forks"
     directory.mkdir()
-    stored = {"split": "train", "mixed": {"fake_success": interval(0.21, 0.1, 0.3), "above_floor": interval(0.09, 0.0, 0.2)}}
+    stored = {
+        "split": "train",
+        "mixed": {"fake_success": interval(0.21, 0.1, 0.3), "above_floor": interval(0.09, 0.0, 0.2)},
+    }
     (directory / "result.json").write_text(json.dumps(stored))
     text = page_of(results, "--forks", str(directory)).text
     assert "train states" in text
