@@ -5,6 +5,7 @@
     worldserve study studies/mini.yaml --at-once 2 --only original corrected
     worldserve study studies/mini.yaml --executor ray --at-once 2                     # a Ray of this machine
     worldserve study studies/mini.yaml --executor ray --ray-address auto --at-once 8  # a cluster's
+    worldserve study studies/mini.yaml --record study       # the figures to results/summary.json
     worldserve report results/study/mini                    # the page
 
 The file is described in `services/trainer/study_file.py`; studies/mini.yaml is one to begin with. The first call
@@ -28,6 +29,7 @@ from typing import Any, Literal
 import tyro
 
 from services.trainer.study_executors import Outcome, run_locally, run_on_ray
+from services.trainer.study_figures import record_figures
 from services.trainer.study_file import Study, load_study
 from services.trainer.study_plan import MODULE, Run, check_same_run, plan_runs
 from services.trainer.study_record import REFERENCE, FinishedRun, criterion_sha256, freeze, read_run, results_of
@@ -62,6 +64,8 @@ class StudyConfig:
     """Where the small files of finished runs go, in a directory of the study's name."""
     threads: int = 1
     """CPU threads of torch in each command."""
+    record: str = ""
+    """Also write the figures of what is done to results/summary.json, under keys that begin with this word."""
 
     def __post_init__(self) -> None:
         if min(self.at_once, self.threads) < 1 or not self.cpus_per_run > 0:
@@ -102,7 +106,11 @@ def run(config: StudyConfig, module: str = MODULE) -> int:
         about |= {"commit": _commit(), "criterion_sha256": criterion_sha256(study.frozen())}
         frozen = freeze(results, study.frozen(), about)
         failed = carry_out(config, todo, results, _about(study), console)
-    show(frozen, results_of(results), console)
+    runs_done = results_of(results)
+    show(frozen, runs_done, console)
+    if config.record:
+        keys = record_figures(frozen, run_gains(runs_done, study.evaluation.confidence), config.record)
+        console.print(f"recorded {len(keys)} figures; `worldserve results render` writes them down", markup=False)
     for name, why in failed.items():
         console.print(f"failed: {name}: {why}", markup=False, highlight=False)
     if failed:
