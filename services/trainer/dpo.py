@@ -56,15 +56,15 @@ def dpo_loss(logits: Tensor) -> Tensor:
 
 def preference_metrics(policy: Errors, reference: Errors, logits: Tensor, beta: float) -> dict[str, float]:
     """Names as in TRL's DPO trainer: implicit rewards are beta / 2 times how much smaller the error became."""
-    chosen = -0.5 * beta * (policy.chosen - reference.chosen)
-    rejected = -0.5 * beta * (policy.rejected - reference.rejected)
+    chosen = -0.5 * beta * (policy.chosen.detach() - reference.chosen)
+    rejected = -0.5 * beta * (policy.rejected.detach() - reference.rejected)
     return {
-        "dpo/loss": float(dpo_loss(logits)),
+        "dpo/loss": float(dpo_loss(logits.detach())),
         "rewards/chosen": float(chosen.mean()),
         "rewards/rejected": float(rejected.mean()),
         "rewards/margins": float((chosen - rejected).mean()),
         "rewards/accuracies": float((logits > 0).float().mean() + 0.5 * (logits == 0).float().mean()),
-        "dpo/chosen_error": float(policy.chosen.mean()),
+        "dpo/chosen_error": float(policy.chosen.detach().mean()),
     }
 
 
@@ -131,7 +131,7 @@ class Learner:
                 )
             share = len(part) / len(pairs)
             (loss * share).backward()
-            seen.append((share, _detached(policy, reference, logits, self.config.beta)))
+            seen.append((share, preference_metrics(policy, reference, logits, self.config.beta)))
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
         if not np.isfinite(norm):
             raise FloatingPointError(f"dpo: expected a finite gradient norm; got {norm}. Lower --learning-rate.")
@@ -195,12 +195,6 @@ def _resume(record: RunRecord, learner: Learner) -> int:
     record.publish(checkpoint)  # a kill may have come between the checkpoint and the policy made from it
     learner.policy.load_state_dict(load_policy(checkpoint / "policy").state_dict())
     return int(record.restore(checkpoint, {"policy": learner.optimizer})["iteration"])
-
-
-def _detached(policy: Errors, reference: Errors, logits: Tensor, beta: float) -> dict[str, float]:
-    return preference_metrics(
-        Errors(policy.chosen.detach(), policy.rejected.detach()), reference, logits.detach(), beta
-    )
 
 
 def _mean(seen: Sequence[tuple[float, dict[str, float]]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ DESCRIPTION = """Improves a flow policy by direct preference optimisation: of tw
 state, the successful one is preferred. Needs several episodes a state, some of which failed.
 
 examples:
-  worldserve collect --target localhost:50051 --initial-states initial_states/train --episodes 1200 --out runs/rollouts
+  worldserve collect --target localhost:50051 --episodes 1200 --episodes-per-state 4 --out runs/rollouts
   worldserve dpo --data runs/rollouts --policy weights/policy-sft --out runs/dpo
   worldserve dpo --data runs/rollouts runs/more --outcome verdict --unit decision --out runs/dpo-verdict
   worldserve dpo --store runs/store --out runs/dpo-store
@@ -80,6 +80,6 @@ def load(config: DPOConfig, policy: FlowPolicy, progress: Any) -> RecordedDecisi
     if not found:
         raise ValueError(
             f"data: expected an initial state with both a success and a failure (by {config.outcome}); got none. "
-            "Record several episodes a state: `worldserve collect` goes through the states again after the last one."
+            "Record several episodes a state: `worldserve collect --episodes-per-state 4`."
         )
     return RecordedDecisions.join(found)
