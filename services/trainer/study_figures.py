@@ -42,7 +42,7 @@ def study_figures(frozen: Mapping[str, Any], gains: Sequence[RunGain], prefix: s
         own = [gain for gain in gains if (gain.arm, gain.world_model) == (arm.arm, arm.world_model)]
         found |= _arm_figures(arm, own, _key(arm.arm, arm.world_model, known["world_models"]), prefix)
     levels = {name: arm["levels"] for name, arm in frozen["arms"].items() if arm["levels"]}
-    first = next((arm["world_models"][:1] for arm in frozen["arms"].values() if arm["levels"]), [])
+    first: list[str] = next((arm["world_models"][:1] for arm in frozen["arms"].values() if arm["levels"]), [])
     for world_model in first:
         if not all((name, world_model) in whole for name in levels):
             continue
