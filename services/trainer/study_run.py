@@ -20,9 +20,10 @@ from typing import Any
 
 from services.trainer.json_files import read_json, read_jsonl, write_json
 from services.trainer.phases import PhaseClock
-from services.trainer.study_record import REFERENCE, run_text
+from services.trainer.study_record import REFERENCE, read_run, run_text
 from worldserve.files import file_sha256, replace_text
 from worldserve.serving.launcher import SERVER_ENVIRONMENT, Launcher, ServerFailedError, ServerProcess
+from worldserve.settings import refuse_changed_settings
 from worldserve.supervise import end_supervised, start_supervised
 from worldserve.version import __version__
 
@@ -82,7 +83,8 @@ def run(spec: Mapping[str, Any]) -> Path:
     """All stages of a run; returns its result. What is done already is not done again."""
     directory = Path(spec["directory"])
     result = directory / RESULT
-    if result.exists():
+    claim(directory, spec.get("depends", {}))
+    if result.exists() and read_run(result).facts.get("depends") == spec.get("depends", {}):
         return result
     with ExitStack() as stack:
         launcher = stack.enter_context(Launcher(directory / "logs", module=spec["module"]))
@@ -97,6 +99,23 @@ def run(spec: Mapping[str, Any]) -> Path:
     episodes = read_jsonl(directory / "evaluate" / "episodes.jsonl")
     replace_text(result, run_text(facts_of(spec, directory, clock.phases), metrics, episodes))
     return result
+
+
+def claim(directory: Path, depends: Mapping[str, Any]) -> None:
+    """Notes what the run in `directory` depends on, or raises ValueError where one of other settings lies there.
+
+    Whether the mismatch is measured, too, may change: nothing that was done becomes another thing by it.
+    """
+    path = directory / "depends.json"
+    if path.exists():
+        refuse_changed_settings(
+            read_json(path),
+            depends,
+            what=f"{directory} holds a run with other settings, weights or states",
+            advice="Move it aside, or give the changed arm another name.",
+            free={"mismatch"},
+        )
+    write_json(path, depends)
 
 
 def stages(spec: Mapping[str, Any], directory: Path, servers: Servers, clock: PhaseClock) -> None:

@@ -233,6 +233,26 @@ def test_a_finished_run_of_another_start_is_not_taken_for_this_one(work: Path) -
         study_command.run(configured(only=("original",)), STUB)
 
 
+def test_what_lies_in_a_runs_directory_is_not_taken_for_a_run_of_other_settings(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study_command.run(configured(only=("original",)), STUB)
+    shutil.rmtree("results")  # as if nobody had committed them
+    Path("study.yaml").write_text(STUDY.replace("limit_as: truncated", "limit_as: contract"))
+    assert study_command.run(configured(only=("original",)), STUB) == 1
+    assert "original--mended--seed-0 holds a run with other settings" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_a_mismatch_that_is_asked_for_later_is_measured_without_training_again(work: Path) -> None:
+    study_command.run(configured(only=("original",)), STUB)
+    for path in Path("results/study/tiny").glob("original*"):
+        path.unlink()
+    Path("study.yaml").write_text(STUDY.replace("arms: [corrected], succ", "arms: [original], succ"))
+    assert study_command.run(configured(only=("original",)), STUB) == 0
+    assert results_of(Path("results/study/tiny"))["original--mended--seed-0"].facts["mismatch"] is not None
+    assert len(starts(work, "ppo")) == 2
+
+
 def test_evaluations_in_two_simulators_are_not_paired(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study_command.run(configured(only=("original",)), STUB)
     monkeypatch.setenv("STUB_SIMULATOR", "b")
