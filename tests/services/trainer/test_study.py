@@ -99,6 +99,13 @@ def test_a_factorial_has_an_arm_for_every_combination_of_fixes(work: Path) -> No
     assert len(names) == 1 + 4 * 2
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_study_is_one(path: Path) -> None:
+    study = load_study(path)
+    assert study.name == path.stem
+    assert len(plan_runs(study, Path("runs"))) > 1
+
+
 def test_the_shipped_study_is_a_two_to_the_third_factorial_over_five_seeds() -> None:
     study = load_study(ROOT / "studies" / "mini.yaml")
     assert study.seeds == (0, 1, 2, 3, 4)
