@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 from services.trainer.calls import brief
 from services.trainer.plans import EpisodePlan, plan_episodes, unique_run_name
-from services.trainer.rollout import EpisodeFailure, EpisodeRecord, RewardSource, collect_rollout
+from services.trainer.rollout import EpisodeRecord, RewardSource, collect_rollout
+from services.trainer.rollout_arrays import EpisodeFailure
 from services.trainer.run_facts import (
     check_policy_interface,
     contract_fingerprints,
@@ -52,6 +53,8 @@ class CollectConfig:
     refused by every training job, whatever this says."""
     first_state: int = 0
     """Position in the set of the first episode's state."""
+    episodes_per_state: int = 1
+    """Episodes in a row from each state, with other noise; `worldserve dpo` needs several."""
     mode: Literal["mean", "sample"] = "sample"
     """"sample" explores as training does, "mean" acts as evaluation does."""
     noise_level: float | None = None
@@ -64,10 +67,11 @@ class CollectConfig:
     """CPU threads of torch."""
 
     def __post_init__(self) -> None:
-        if min(self.episodes, self.batch, self.threads) < 1 or self.first_state < 0:
+        counts = (self.episodes, self.episodes_per_state, self.batch, self.threads)
+        if min(counts) < 1 or self.first_state < 0:
             raise ValueError(
-                "episodes, batch, threads: expected at least 1, first_state at least 0; "
-                f"got {self.episodes}, {self.batch}, {self.threads}, {self.first_state}"
+                "episodes, episodes_per_state, batch, threads: expected at least 1, first_state at least 0; "
+                f"got {', '.join(map(str, counts))} and {self.first_state}"
             )
 
 
@@ -145,7 +149,8 @@ def planned_episodes(config: CollectConfig, ids: Sequence[str]) -> list[EpisodeP
     Names begin with the directory's name when the first episode was recorded, so that data sets can be read together;
     a data set that was renamed since keeps them.
     """
-    states = [ids[(config.first_state + index) % len(ids)] for index in range(config.episodes)]
+    each = config.episodes_per_state
+    states = [ids[(config.first_state + index // each) % len(ids)] for index in range(config.episodes)]
     found = recorded(config.out)
     name = found[0].episode_id.rsplit("/", 2)[0] if found else f"{config.out.name}-{config.mode}-{config.seed}"
     return plan_episodes(states, config.seed, 0, name)

@@ -27,7 +27,8 @@ from services.trainer.directories import is_empty
 from services.trainer.plans import EpisodePlan, unique_run_name
 from services.trainer.policies import FlowPolicy, find_policy, load_policy
 from services.trainer.recipes import parse_command
-from services.trainer.rollout import Client, Policy, Rollout, collect_rollout
+from services.trainer.rollout import Client, Policy, collect_rollout
+from services.trainer.rollout_arrays import Rollout
 from services.trainer.run_facts import (
     check_policy_interface,
     contract_fingerprints,

@@ -114,7 +114,7 @@ def load_gates(path: Path) -> Gates:
     if not path.is_file():
         raise FileNotFoundError(f"gates: expected a YAML file; {path} is none. gates/mini.yaml is one to begin with.")
     try:
-        stored = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # noqa: S506 a SafeLoader
+        stored = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)  # noqa: S506 a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"gates {path}: expected YAML; {error}") from error
     _check_keys(stored, ("confidence", "gates"), f"gates {path}")
@@ -129,10 +129,11 @@ def load_gates(path: Path) -> Gates:
     return Gates(path, file_sha256(path), confidence, gates)
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+class UniqueKeyLoader(yaml.SafeLoader):
     """A key that is written twice would silently lose its first bound."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As the base class, but a key that occurs twice is an error."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = [key for number, key in enumerate(keys) if key in keys[:number]]
         if twice:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.trainer.run_record import read_json, write_json
+from services.trainer.json_files import read_json, write_json
 
 TRAINER = "trainer"
 WALL = "wall_s"

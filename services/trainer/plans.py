@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class EpisodePlan:
-    """One episode to run. `index` is its number in the iteration; all randomness is derived from `entropy`."""
+    """One episode to run. `index` is its number in the iteration; all randomness is derived from `entropy`.
+
+    A keyframe start replays `prefix_chunks`, float32 (chunks, actions, dimensions), before the policy decides anything.
+    """
 
     index: int
     episode_id: str
     initial_state_id: str
     entropy: tuple[int, ...]
+    prefix_chunks: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def prefix_length(self) -> int:
+        """Decisions that are replayed."""
+        return 0 if self.prefix_chunks is None else len(self.prefix_chunks)
 
     def policy_generator(self) -> torch.Generator:
         """A fresh generator of the policy's noise."""
         return torch.Generator().manual_seed(_derive(self.entropy, 0))
+
+    def final_generator(self) -> torch.Generator:
+        """A fresh generator of the policy's noise after the last decision, for a value that depends on noise."""
+        return torch.Generator().manual_seed(_derive(self.entropy, 2))
 
     @property
     def environment_seed(self) -> int:

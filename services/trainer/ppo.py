@@ -2,9 +2,8 @@
 
 An episode is a few decisions (chunks of 50 actions) with one reward at its end. The policy's density is flow-SDE's
 (RLinf's pi_RL report, arXiv 2510.25889): one denoise step a decision is Gaussian; its log-probability is the policy's.
+Or flow-noise's of the same report: every step is, with a learned deviation, and their joint density counts.
 Advantages are torchrl's generalised advantage estimation, the losses PPO's (Schulman et al. 2017, arXiv 1707.06347).
-torchrl's ClipPPOLoss wants a TensorDict actor that draws from a distribution object; the flow policy hands over
-densities, so the loss is written here and tested against torchrl's.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.trainer.plans import unique_run_name
+from services.trainer.agreement import AgreementError, check_agreement, recompute_old
+from services.trainer.plans import plan_episodes, unique_run_name
 from services.trainer.policies import FlowPolicy, PolicyEvaluation, Prefix, load_policy, save_policy
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.ppo_metrics import (
@@ -34,15 +34,18 @@ from services.trainer.ppo_metrics import (
     value_metrics,
 )
 from services.trainer.ppo_stop import Stop, stop_reason
-from services.trainer.rollout import Client, Rollout, collect_rollout, make_observation
+from services.trainer.rollout import Client
+from services.trainer.rollout_arrays import Rollout, make_observation
 from services.trainer.run_record import RunRecord
+from services.trainer.stored_rollouts import RolloutCollector, StoredRun
+from services.trainer.surrogate import group_advantages, log_ratios, policy_loss
 
 LOGGER = logging.getLogger("worldserve.trainer")
+__all__ = [
+    "AgreementError", "Learner", "Targets", "check_agreement", "choose_initial_states", "generalized_advantages",
+    "group_advantages", "log_ratios", "make_targets", "policy_loss", "train", "value_loss",
+]  # fmt: skip
 ADVICE = "Lower the learning rate or raise noise_level; the last checkpoint is whole."
-
-
-class AgreementError(RuntimeError):
-    """Rollout and training do not compute the same density or value: every ratio would be wrong."""
 
 
 # Returns and advantages ------------------------------------------------------------------------------------------
@@ -75,13 +78,6 @@ def generalized_advantages(
         terminated[..., None],
     )
     return advantages[..., 0], returns[..., 0]
-
-
-def group_advantages(returns: Tensor, group: int) -> Tensor:
-    """Return of each episode minus the mean of the others of its group, `group` in a row: (N,)."""
-    table = returns.reshape(-1, group)
-    others = (table.sum(1, keepdim=True) - table) / (group - 1)
-    return (table - others).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -129,19 +125,6 @@ def _group_baseline(rollout: Rollout, config: PPOConfig) -> Tensor:
 # Losses ----------------------------------------------------------------------------------------------------------
 
 
-def log_ratios(new: Tensor, old: Tensor, level: str) -> Tensor:
-    """log pi_new / pi_old, (B, 1) a chunk or (B, actions) an action, from log-probabilities (B, actions)."""
-    difference = new - old
-    return difference.sum(1, keepdim=True) if level == "chunk" else difference
-
-
-def policy_loss(log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """PPO's clipped surrogate (equation 7), negated: log_ratio (B, units), advantages (B,); a mean over both."""
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return -torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None]).mean()
-
-
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None, delta: float) -> Tensor:
     """Huber loss of the values (B,), the larger of plain and clipped as in RLinf; no factor beyond Huber's own 0.5."""
     huber = torch.nn.functional.huber_loss
@@ -150,28 +133,6 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float 
         return plain.mean()
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return torch.maximum(plain, huber(clipped, returns, reduction="none", delta=delta)).mean()
-
-
-def check_agreement(policy: FlowPolicy, rollout: Rollout, config: PPOConfig) -> dict[str, float]:
-    """Log-probabilities and values of the rollout, computed again as training does. Raises AgreementError."""
-    ratios, values = [], []
-    with torch.no_grad():
-        for rows in _slices(np.arange(rollout.rewards.size), config.microbatch_size):
-            evaluation = policy.evaluate_sample(rollout.observation(rows), rollout.sample(rows))
-            old = rollout.sample(rows)
-            ratio = log_ratios(evaluation.log_probabilities, old.log_probabilities, config.ratio_level).exp()
-            ratios.append((ratio - 1.0).abs().max())
-            values.append((evaluation.values - old.values).abs().max())
-    # A tensor's maximum is NaN if one number is; Python's max() would pass over it.
-    worst_ratio, worst_value = float(torch.stack(ratios).max()), float(torch.stack(values).max())
-    if not (worst_ratio <= config.agreement_tolerance and worst_value <= config.agreement_tolerance):
-        raise AgreementError(
-            f"before the first update: expected rollout and training to agree to {config.agreement_tolerance:g}; got "
-            f"max |ratio - 1| = {worst_ratio:.3g} and max |value difference| = {worst_value:.3g}. The policy's "
-            "act() and evaluate_sample() compute different functions (noise settings, dropout, precision), or the "
-            "observations changed on the way."
-        )
-    return {"agreement/max_ratio_error": worst_ratio, "agreement/max_value_error": worst_value}
 
 
 # Update ----------------------------------------------------------------------------------------------------------
@@ -258,7 +219,8 @@ class Learner:
                 if not measured["actor/ratio_max"] <= config.max_ratio:  # perhaps infinite, as is then the loss
                     loss = torch.zeros(())  # no policy step will be taken
             else:
-                values = self.policy.value(rollout.observation(part), self._kept_prefix(index))
+                observation, sample = rollout.observation(part), rollout.sample(part)
+                values = self.policy.value(observation, self._kept_prefix(index), sample)
             if with_value:
                 old, returns = targets.old_values[index], targets.returns[index]
                 critic = value_loss(values, old, returns, config.value_clip, config.huber_delta)
@@ -329,30 +291,24 @@ def train(
     record: RunRecord,
     on_progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
     card: dict[str, Any] | None = None,
+    stored: StoredRun | None = None,
 ) -> FlowPolicy:
     """Run `config.iterations` of PPO; `policy` is trained in place and returned."""
-    noise = {name: getattr(config, name) for name in ("noise_level", "noise_steps", "noise_correlation", "noise_modes")}
-    policy.config = policy.config.replace(**noise)
+    policy.reconfigure(config.seed, **config.policy_settings())
     learner = Learner(policy, config)
     first = _resume(record, learner) if config.resume else 0
-    run_name = unique_run_name("ppo")
+    collector = RolloutCollector(
+        client, policy, config, unique_run_name("ppo"), stored, lambda count: on_progress("rollout", count, 0)
+    )
     for iteration in range(first, config.iterations):
         wall, cpu = time.perf_counter(), time.process_time()
         states = choose_initial_states(initial_state_ids, config, iteration)
         on_progress("rollout", 0, len(states))
-        rollout = collect_rollout(
-            client, policy, states, config.seed, config.reward_source, "sample", config.batch,
-            iteration=iteration, run_name=run_name, policy_batch=config.policy_batch,
-            overlap=config.overlap, on_progress=lambda count: on_progress("rollout", count, 0),
-        )  # fmt: skip
-        if len(rollout.failures) > config.max_failed_fraction * len(states):
-            raise RuntimeError(
-                f"{len(rollout.failures)} of {len(states)} episodes failed, more than max_failed_fraction = "
-                f"{config.max_failed_fraction}; the first: {rollout.failures[0].error}"
-            )
+        rollout = collector.collect(plan_episodes(states, config.seed, iteration, collector.run_name), iteration)
         collected = time.process_time()
+        metrics: dict[str, Any] = recompute_old(policy, rollout, config) if config.recomputes else {}
+        metrics |= check_agreement(policy, rollout, config) if iteration == first else {}
         targets = make_targets(rollout, _final_values(policy, rollout, config), config)
-        metrics = check_agreement(policy, rollout, config) if iteration == first else {}
         on_progress("update", 0, 0)
         metrics |= learner.update(rollout, targets, iteration, np.random.default_rng([config.seed, iteration, 2]))
         metrics |= rollout_metrics(rollout, targets.returns, targets.advantages) | {
@@ -386,7 +342,10 @@ def _final_values(policy: FlowPolicy, rollout: Rollout, config: PPOConfig) -> Te
     with torch.no_grad():
         for rows in _slices(np.arange(len(rollout)), config.microbatch_size):
             instructions = [rollout.instructions[row] for row in rows]
-            parts.append(
-                policy.value(make_observation(rollout.final_images[rows], rollout.final_states[rows], instructions))
-            )
+            observation = make_observation(rollout.final_images[rows], rollout.final_states[rows], instructions)
+            if policy.config.value_input == "expert":  # its value depends on noise: as at rollout
+                generators = [rollout.plans[row].final_generator() for row in rows]
+                parts.append(policy.act(observation, generators, "sample").values)
+            else:
+                parts.append(policy.value(observation))
     return torch.cat(parts)

@@ -2,139 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
-import signal
-import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from services.trainer.calls import brief
-from services.trainer.policies import find_policy, load_policy
 from services.trainer.ppo import train
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.recipes import parse_command
-from services.trainer.run_facts import (
-    check_policy_interface,
-    check_reward_source,
-    check_same_target,
-    contract_fingerprints,
-    policy_facts,
-    write_run,
-)
-from services.trainer.run_record import RunRecord
-from worldserve.messages import ItemFailedError
+from services.trainer.training_command import exit_status, how_to_go_on, run_training
 
+__all__ = ["how_to_go_on", "main", "run"]
 SUMMARY = "Improve a policy by PPO in a simulator or a world model."
-# Settings that decide how a run is carried out or how long it is, not what its iterations compute.
-MAY_CHANGE = {"target", "out", "threads", "iterations", "overlap", "checkpoint_every", "max_failed_fraction"}
+# What settings meant before they could be chosen, for runs that were started then.
+ADDED: dict[str, Any] = {
+    "exploration": "flow_sde", "flow_noise_std": (0.08, 0.16), "temperature": 1.0, "precision": "float32",
+    "value_detached": True, "value_rollout": "same", "store": "",
+}  # fmt: skip
 DESCRIPTION = """Improves a flow policy by proximal policy optimisation in a simulator or a world model.
 
 examples:
   worldserve ppo --target localhost:50051 --policy weights/policy-sft --recipe mini --reward-source success
   worldserve ppo --recipe corrected --target localhost:50052 --out runs/wm-0 --seed 0
   worldserve ppo --recipe corrected --target localhost:50052 --out runs/wm-0 --seed 0 --resume
+  worldserve ppo --recipe mini --value-input expert --value-rollout mean_over_steps --out runs/expert-critic
+  worldserve ppo --recipe mini --exploration flow_noise --store runs/store --out runs/flow-noise
+
+Each recipe is a file in recipes/; copy one and give its path to run your own.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve ppo`."""
     config = parse_command(PPOConfig, argv, "worldserve ppo", DESCRIPTION)
-    try:
-        return run(config)
-    except KeyboardInterrupt:
-        print(f"worldserve ppo: {how_to_go_on(config.out)}", file=sys.stderr)
-        return 130
-    except ItemFailedError as error:
-        print(f"worldserve ppo: {brief(error)} {how_to_go_on(config.out)}", file=sys.stderr)
-        return 1
-    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
-        print(f"worldserve ppo: {error}", file=sys.stderr)
-        return 1
-
-
-def how_to_go_on(out: Path) -> str:
-    """After an interruption: what the run in `out` has, and which command goes on from there."""
-    newest = max((path.parent.name for path in (out / "checkpoints").glob("iteration_*/state.json")), default="")
-    if newest:
-        return f"interrupted; checkpoint {newest} is whole: the same command with --resume goes on from it"
-    if (out / "config.json").exists():
-        return "interrupted before the first checkpoint; the same command with --resume starts over"
-    return "interrupted before anything was written; the same command starts over"
+    return exit_status("ppo", config.out, lambda: run(config))
 
 
 def run(config: PPOConfig) -> int:
-    """Connect, train, report; returns the exit status. Ctrl-C and SIGTERM leave whole checkpoints, no open episodes.
-
-    Raises KeyboardInterrupt for both, after tidying up: who called knows which command goes on.
-    """
-    from rich.console import Console
-
-    from worldserve.client import EnvironmentClient
-    from worldserve.episodes import InitialStateSet, refuse_for_training
-
-    console = Console(stderr=True)
-    torch.set_num_threads(config.threads)
-    states = InitialStateSet.load(config.initial_states)
-    refuse_for_training(states.ids)
-    source = find_policy(config.policy)
-    policy = load_policy(source)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    card: dict[str, Any] = {
-        "command": "worldserve ppo",
-        "started_from": str(config.policy),
-        "config": _jsonable(config),
-    }
-    inputs = {
-        "policy": policy_facts(source),
-        "initial_states": {"path": str(config.initial_states), "sha256": states.sha256},
-    }
-    with EnvironmentClient(config.target) as client, ExitStack() as stack:
-        contract = client.get_contract()
-        check_policy_interface(policy, config.policy, contract, config.target)
-        check_reward_source(contract, config.target, config.reward_source)
-        if config.resume:
-            check_same_target(config.out, contract, config.target)
-        record = RunRecord(config.out, dataclasses.asdict(config), config.resume, MAY_CHANGE)
-        stack.callback(record.close)
-        write_run(config.out, "worldserve ppo", config.target, contract, inputs)
-        card |= contract_fingerprints(contract)
-        progress = stack.enter_context(_Progress(console))
-        train(client, policy, states.ids, config, record, progress, card)
-    console.print(f"policy: {config.out / 'policy'}   metrics: {config.out / 'metrics.jsonl'}")
-    return 0
-
-
-def _jsonable(config: PPOConfig) -> dict[str, Any]:
-    return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()}
-
-
-class _Progress:
-    """Two bars, iterations and the episodes of the present one, and a line an iteration."""
-
-    def __init__(self, console: Any) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bars = Progress(*columns, console=console, transient=True)
-        self._iterations = self._bars.add_task("iteration", total=None)
-        self._phase = self._bars.add_task("rollout", total=None)
-
-    def __enter__(self) -> _Progress:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def __call__(self, phase: str, done: int, total: int) -> None:
-        if phase in ("rollout", "update"):
-            if total or phase == "update":
-                self._bars.reset(self._phase, description=phase, total=total or None)
-            self._bars.advance(self._phase, done)
-        else:
-            self._bars.console.print(phase)
-            self._bars.update(self._iterations, total=total, advance=done)
+    """As `run_training`."""
+    return run_training(config, "ppo", train, ADDED)

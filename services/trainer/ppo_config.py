@@ -2,62 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from services.trainer.policy_gradient_config import PolicyGradientConfig, positive
 
 
 @dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(PolicyGradientConfig):
     """PPO on a flow policy in a target: a simulator or a world model. Defaults are the study's corrected recipe."""
 
     recipe: str | None = None
     """A YAML file of settings, or the name of one in recipes/ (original, corrected, mini). Flags win over it."""
-    target: str = "127.0.0.1:50051"
-    """HOST:PORT of a simulator or a world model."""
-    policy: Path = Path("weights/policy-sft")
-    """Directory of the policy to start from."""
-    out: Path = Path("runs/ppo")
-    """Directory of this run."""
-    resume: bool = False
-    """Go on from the newest checkpoint in `out`."""
-    initial_states: Path = Path("initial_states/train")
-    """Sealed set of initial states to train on; test states are refused."""
-    seed: int = 0
-    """All randomness of the run follows from it."""
-    threads: int = 1
-    """CPU threads of torch."""
-
-    # Rollout
     iterations: int = 14
     """Rollout-and-update rounds in total, warm-up included."""
     episodes_per_iteration: int = 96
     """Episodes collected before each update."""
     episodes_per_state: int = 1
     """Episodes of one iteration that share an initial state (and so a group baseline)."""
-    batch: int = 64
-    """Episodes open in the target at once."""
-    policy_batch: int = 16
-    """Observations in one policy call."""
-    overlap: bool = True
-    """Simulate one half of the batch while the policy acts for the other."""
-    reward_source: Literal["verdict", "success"] = "verdict"
-    """The reward model's verdict, or the simulator's ground truth."""
-    max_failed_fraction: float = 0.05
-    """The run stops when more of an iteration's episodes cannot be finished."""
-
-    # Exploration: flow-SDE (see FlowPolicyConfig)
-    noise_level: float = 0.3
-    """`a` in sigma_t = a sqrt(t / (1 - t)) of the stochastic denoise step."""
-    noise_steps: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """Denoise steps among which the stochastic one is drawn, per sample; 0 is at t = 1."""
-    noise_correlation: float = 0.0
-    """Correlation of the noise between consecutive actions; near 1, a whole trajectory moves aside."""
-
-    noise_modes: int = 0
-    """Above 0: noise on the first so many smooth modes of a chunk, and their density (see FlowPolicyConfig); needs
-    `ratio_level: chunk`."""
 
     # Returns
     gamma: float = 1.0
@@ -72,33 +34,15 @@ class PPOConfig:
     normalize_advantages: bool = True
     """Zero mean and unit variance over the iteration's decisions."""
 
-    # Policy loss
-    ratio_level: Literal["chunk", "action"] = "chunk"
-    """One probability ratio a chunk (log-probabilities summed), or one an action."""
-    clip_low: float = 0.2
-    """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
-    clip_high: float = 0.2
-    """See clip_low; larger is "clip higher" (DAPO, arXiv 2503.14476)."""
-    update_epochs: int = 5
-    """Passes over an iteration's decisions."""
-    minibatch_size: int = 96
-    """Decisions an optimiser step."""
-    microbatch_size: int = 32
-    """Decisions a forward pass; gradients add up to the minibatch's."""
-    learning_rate: float = 5e-6
-    """Of the policy."""
-    trainable: Literal["all", "expert"] = "expert"
-    """"expert": the prefix (vision and language) stays as it is, which makes an update cheaper too."""
-    max_grad_norm: float = 1.0
-    """Gradient clipping, policy and critic apart."""
-    target_kl: float | None = 0.05
-    """An update's remaining minibatches are skipped once approx_kl exceeds 1.5 times this (none: never)."""
-    max_ratio: float = 20.0
-    """Alarm: an update stops, with a warning, before a step whose probability ratio exceeds this."""
-    agreement_tolerance: float = 1e-3
-    """Before the first update, rollout and training must agree to this: max |ratio - 1|, and values."""
-
     # Critic
+    value_input: Literal["prefix", "prefix_tokens", "expert"] | None = None
+    """What the critic reads: the prefix (vision and language), its mean beside the state's token, or the action expert,
+    whose output depends on the drawn noise (none: as the policy was saved). A critic of another input is drawn anew."""
+    value_detached: bool = True
+    """Whether the value loss trains the critic alone, or also what it reads."""
+    value_rollout: Literal["same", "mean_over_steps"] = "same"
+    """Expert-side critic: rollout and training values are the same function, or, as in RLinf, the rollout's is the mean
+    over all denoise steps and training's that of one."""
     critic_warmup_iterations: int = 4
     """First iterations, which train the critic alone. Iterations, not optimiser steps."""
     value_learning_rate: float = 1e-5
@@ -110,21 +54,13 @@ class PPOConfig:
     value_epochs: int | None = None
     """Passes of the critic (none: update_epochs). More than the policy's are run after it, on the critic alone."""
 
-    checkpoint_every: int = 1
-    """Iterations between checkpoints; the last is always written."""
-
     def __post_init__(self) -> None:
-        decisions = {"iterations": self.iterations, "episodes_per_iteration": self.episodes_per_iteration}
-        sizes = {"batch": self.batch, "policy_batch": self.policy_batch, "minibatch_size": self.minibatch_size}
-        more = {"microbatch_size": self.microbatch_size, "update_epochs": self.update_epochs, "threads": self.threads}
-        for name, count in {**decisions, **sizes, **more, "checkpoint_every": self.checkpoint_every}.items():
-            if count < 1:
-                raise ValueError(f"{name}: expected at least 1; got {count}")
-        for name in ("learning_rate", "value_learning_rate", "huber_delta", "max_grad_norm", "noise_level"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}: expected a positive number; got {value}")
-        for name in ("gamma", "gae_lambda", "clip_low", "noise_correlation"):
+        super().__post_init__()
+        if self.episodes_per_iteration < 1:
+            raise ValueError(f"episodes_per_iteration: expected at least 1; got {self.episodes_per_iteration}")
+        for name in ("value_learning_rate", "huber_delta"):
+            positive(name, getattr(self, name))
+        for name in ("gamma", "gae_lambda"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name}: expected a number in [0, 1]; got {getattr(self, name)}")
         if not 0 <= self.critic_warmup_iterations < self.iterations:
@@ -137,9 +73,21 @@ class PPOConfig:
                 f"episodes_per_state: expected a divisor of episodes_per_iteration ({self.episodes_per_iteration}); "
                 f"got {self.episodes_per_state}"
             )
-        if self.noise_modes and self.ratio_level != "chunk":
-            raise ValueError(
-                "ratio_level: expected 'chunk' with noise_modes, whose density is no single action's; got 'action'"
-            )
         if self.baseline == "group" and self.episodes_per_state < 2:
             raise ValueError("episodes_per_state: expected at least 2 with --baseline group; got 1")
+        if not self.value_detached and self.trainable == "expert" and self.value_input != "expert":
+            raise ValueError(
+                "value_detached: expected true while the critic reads the prefix and the prefix is frozen (trainable "
+                "'expert'); got false. Use --value-input expert, or --trainable all."
+            )
+        if self.value_rollout == "mean_over_steps" and (self.value_input != "expert" or self.exploration != "flow_sde"):
+            raise ValueError(
+                "value_rollout: expected 'same', unless the critic reads the expert (value_input) and one step is "
+                "random (exploration 'flow_sde'); got 'mean_over_steps'"
+            )
+
+    def policy_settings(self) -> dict[str, Any]:
+        """As in the base class, and what the critic reads."""
+        critic = {"value_detached": self.value_detached, "value_rollout": self.value_rollout}
+        chosen = {} if self.value_input is None else {"value_input": self.value_input}
+        return super().policy_settings() | critic | chosen

@@ -1,4 +1,4 @@
-"""What an iteration of PPO writes down: metrics, a row an episode, and the line a person reads."""
+"""What an iteration of PPO or GRPO writes down: metrics, a row an episode, and the line a person reads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.trainer.policy_gradient_config import PolicyGradientConfig
 from services.trainer.ppo_config import PPOConfig
-from services.trainer.rollout import Rollout
+from services.trainer.rollout_arrays import Rollout
 from services.trainer.statistics import explained_variance
 
 
@@ -18,7 +19,7 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
     return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
 
-def ratio_metrics(log_ratio: Tensor, loss: Tensor, config: PPOConfig) -> dict[str, float]:
+def ratio_metrics(log_ratio: Tensor, loss: Tensor, config: PolicyGradientConfig) -> dict[str, float]:
     """Of a microbatch: log_ratio (B, units). Infinite where a ratio is larger than float32 holds."""
     ratio = log_ratio.exp()
     clipped = (ratio < 1.0 - config.clip_low) | (ratio > 1.0 + config.clip_high)
@@ -53,9 +54,8 @@ def merge(seen: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
     }
 
 
-def rollout_metrics(rollout: Rollout, returns: Tensor, advantages: Tensor) -> dict[str, Any]:
-    """Rates and means of an iteration's episodes; returns and advantages are flat over decisions."""
-    values = rollout.values.flatten().numpy()
+def environment_metrics(rollout: Rollout) -> dict[str, Any]:
+    """Rates and means of a rollout's episodes."""
     known = {"success": rollout.success, "verdict": rollout.verdict}
     rates = {f"env/{name}": float(v[v >= 0].mean()) for name, v in known.items() if bool((v >= 0).any())}
     return rates | {
@@ -63,6 +63,13 @@ def rollout_metrics(rollout: Rollout, returns: Tensor, advantages: Tensor) -> di
         "env/episodes": len(rollout),
         "env/failed_episodes": len(rollout.failures),
         "env/clipped_actions": float(rollout.clipped_actions.mean()),
+    }
+
+
+def rollout_metrics(rollout: Rollout, returns: Tensor, advantages: Tensor) -> dict[str, Any]:
+    """Rates and means of an iteration's episodes; returns and advantages are flat over decisions."""
+    values = rollout.values.flatten().numpy()
+    return environment_metrics(rollout) | {
         "rollout/returns": float(returns.mean()),
         "rollout/values": float(values.mean()),
         "rollout/advantages_max": float(advantages.max()),

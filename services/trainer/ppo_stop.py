@@ -1,4 +1,4 @@
-"""Why PPO leaves out the rest of an iteration's policy steps: the KL divergence, and the alarm of one ratio."""
+"""Why PPO or GRPO leaves out the rest of an iteration's policy steps: the KL divergence, and the alarm of one ratio."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.trainer.ppo_config import PPOConfig
+from services.trainer.policy_gradient_config import PolicyGradientConfig
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Stop:
     message: str
 
 
-def stop_reason(metrics: Mapping[str, float], config: PPOConfig) -> Stop | None:
+def stop_reason(metrics: Mapping[str, float], config: PolicyGradientConfig) -> Stop | None:
     """Of a minibatch's actor/ratio_max and actor/approx_kl, before its step; None where the policy may go on."""
     ratio, kl = metrics["actor/ratio_max"], metrics["actor/approx_kl"]
     if not (np.isfinite(ratio) and ratio <= config.max_ratio):

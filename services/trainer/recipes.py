@@ -35,12 +35,19 @@ def load_recipe(name: str, config_class: type[Config]) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"recipe {path}: expected YAML, `setting: value` a line; got what is none: {error}") from error
-    values = {} if values is None else values
+    return typed_settings({} if values is None else values, config_class, f"recipe {path}")
+
+
+def typed_settings(values: Any, config_class: type, where: str) -> dict[str, Any]:
+    """`values`, settings of `config_class` as YAML gives them, each as its setting's type. Lists become tuples.
+
+    Raises ValueError, beginning with `where`, for what is no setting or not of its type.
+    """
     types = get_type_hints(config_class)
     if not isinstance(values, dict) or (unknown := sorted(str(key) for key in values if key not in types)):
         got = unknown if isinstance(values, dict) else f"{type(values).__name__} {str(values)[:40]!r}"
-        raise ValueError(f"recipe {path}: expected a mapping from settings of {config_class.__name__}; got {got}")
-    return {key: _converted(value, types[key], f"recipe {path}: {key}") for key, value in values.items()}
+        raise ValueError(f"{where}: expected a mapping from settings of {config_class.__name__}; got {got}")
+    return {key: _converted(value, types[key], f"{where}: {key}") for key, value in values.items()}
 
 
 def _converted(value: Any, expected: Any, where: str) -> Any:

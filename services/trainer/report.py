@@ -1,11 +1,14 @@
-"""One self-contained HTML page about a run: `worldserve report`.
+"""One self-contained HTML page about a run or a study: `worldserve report`.
 
-A run is what `worldserve demo` or `worldserve ppo` left. The page holds its figures, curves and videos itself, so that
-it can be sent as one file; it needs no network and reads on a phone. What a run does not have yet is left out.
+A run is what `worldserve demo` or `worldserve ppo` left, a study the results directory of `worldserve study`. The page
+holds its figures, curves and videos itself, so that it can be sent as one file; it needs no network and reads on a
+phone. What there is not yet is left out.
 
     worldserve report runs/demo
     worldserve report runs/ppo --out /tmp/report.html
-"""
+    worldserve report results/study/mini                                   # a study
+    worldserve report results/study/mini --forks runs/forks/train runs/forks/unseen --videos runs/fidelity/held-out/videos
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -21,12 +24,13 @@ from typing import Any
 
 import tyro
 
+from services.trainer.json_files import read_json, read_jsonl
 from services.trainer.phases import WALL
-from services.trainer.run_record import read_json, read_jsonl
 from services.trainer.side_by_side import SideBySide, load_videos
+from services.trainer.study_record import FROZEN
 from worldserve.files import replace_text
 
-SUMMARY = "Write one self-contained HTML page about a run."
+SUMMARY = "Write one self-contained HTML page about a run or a study."
 COLOURS = ("#1763a6", "#c2571a")
 PHASES = ("start servers", "evaluate SFT", "PPO in the world model", "evaluate result", "videos")
 # Title, and the columns of metrics.jsonl that it shows with their legend.
@@ -101,6 +105,11 @@ def render(run: RunFiles) -> str:
     """The page of a run."""
     sections = [_headline(run), _curves(run), _videos(run), _servers(run), _costs(run), _settings(run)]
     title = "PPO in the world model, judged in the simulator" if run.demo else f"Run {run.directory.name}"
+    return page(title, sections)
+
+
+def page(title: str, sections: Sequence[str]) -> str:
+    """A whole page; sections that are "" are left out."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -300,19 +309,30 @@ def _settings(run: RunFiles) -> str:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """One self-contained HTML page about a run."""
+    """One self-contained HTML page about a run or a study."""
 
     run: tyro.conf.Positional[Path]
-    """Directory that `worldserve demo` or `worldserve ppo` wrote."""
+    """Directory that `worldserve demo` or `worldserve ppo` wrote, or a study's results (results/study/NAME)."""
     out: Path | None = None
-    """The page (none: RUN/report.html)."""
+    """The page (none: RUN/report.html, for a study RUNS/NAME/report.html)."""
+    runs: Path = Path("runs/study")
+    """A study's heavy files, among which videos of exploits may be."""
+    forks: tuple[Path, ...] = ()
+    """With a study: directories of `worldserve forks`, of the world model that it trained in."""
+    videos: tuple[Path, ...] = ()
+    """With a study: more directories of videos with an index, as of `worldserve fidelity`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve report`."""
     config = tyro.cli(ReportConfig, args=argv, prog="worldserve report", description=__doc__)
     try:
-        print(write_report(config.run, config.out))
+        if (config.run / FROZEN).is_file():
+            from services.trainer.study_report import write_study_report
+
+            print(write_study_report(config.run, config.runs, config.out, config.forks, config.videos))
+        else:
+            print(write_report(config.run, config.out))
     except (OSError, ValueError) as error:
         print(f"worldserve report: {error}", file=sys.stderr)
         return 1

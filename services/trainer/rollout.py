@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from services.trainer.calls import retried
 from services.trainer.plans import EpisodePlan, plan_episodes
 from services.trainer.policies import PolicyObservation, PolicySample
+from services.trainer.rollout_arrays import EpisodeFailure, Rollout, make_observation
 from worldserve.messages import FrameSelection, ItemError, ResetItem, ResetReply, StepItem, StepReply
 
 RewardSource = Literal["verdict", "success", "any"]
@@ -53,15 +54,6 @@ class RolloutError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class EpisodeFailure:
-    """An episode that could not be finished, and why."""
-
-    plan: EpisodePlan
-    chunk_index: int
-    error: ItemError
-
-
-@dataclass(frozen=True)
 class EpisodeRecord:
     """One finished episode with every frame: frames uint8 (1 + n, H, W, 3), actions float32 (n, 14)."""
 
@@ -88,70 +80,15 @@ class _Episode:
     failure: EpisodeFailure | None = None
 
     @property
+    def next_of_prefix(self) -> NDArray[np.float32] | None:
+        """The next chunk that is replayed from a keyframe's recording, (actions, dimensions); None once it is done."""
+        prefix, done = self.plan.prefix_chunks, len(self.replies)
+        return prefix[done] if prefix is not None and done < len(prefix) else None
+
+    @property
     def running(self) -> bool:
         ended = bool(self.replies) and (self.replies[-1].terminated or self.replies[-1].truncated)
         return self.failure is None and not ended
-
-
-@dataclass
-class Rollout:
-    """N finished episodes of T decisions, and those that failed.
-
-    images uint8 (N, T, H, W, 3) and states float32 (N, T, 14) are what the policy saw; `final_images`, `final_states`
-    what it would have seen next. `samples` holds the policy's tensors by field name, each (N, T, ...). rewards float32,
-    terminated, truncated (N, T). success, verdict int8 (N,): 1, 0, or -1 where the target does not say.
-    """
-
-    plans: list[EpisodePlan]
-    instructions: list[str]
-    images: NDArray[np.uint8]
-    states: NDArray[np.float32]
-    final_images: NDArray[np.uint8]
-    final_states: NDArray[np.float32]
-    samples: dict[str, torch.Tensor]
-    rewards: NDArray[np.float32]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    success: NDArray[np.int8]
-    verdict: NDArray[np.int8]
-    verdict_peak: NDArray[np.float32]
-    clipped_actions: NDArray[np.int64]
-    failures: list[EpisodeFailure]
-    policy_cpu_s: float
-    wall_s: float
-
-    @property
-    def values(self) -> torch.Tensor:
-        """The critic's values at rollout, float32 (N, T)."""
-        return self.samples["values"]
-
-    def __len__(self) -> int:
-        return len(self.plans)
-
-    def observation(self, rows: NDArray[np.int64]) -> PolicyObservation:
-        """Observations of flat decisions `rows` (episode * T + decision)."""
-        horizon = self.rewards.shape[1]
-        flat_images = self.images.reshape(-1, *self.images.shape[2:])
-        flat_states = self.states.reshape(-1, self.states.shape[-1])
-        return make_observation(
-            flat_images[rows], flat_states[rows], [self.instructions[int(row) // horizon] for row in rows]
-        )
-
-    def sample(self, rows: NDArray[np.int64]) -> PolicySample:
-        """The policy's samples of flat decisions `rows`."""
-        index = torch.from_numpy(rows)
-        return PolicySample(**{name: value.flatten(0, 1)[index] for name, value in self.samples.items()})
-
-
-def make_observation(
-    images: NDArray[np.uint8], states: NDArray[np.float32], instructions: list[str]
-) -> PolicyObservation:
-    """Numpy rows as the policy takes them."""
-    return PolicyObservation(
-        images=torch.from_numpy(np.ascontiguousarray(images)),
-        state=torch.from_numpy(np.ascontiguousarray(states, dtype=np.float32)),
-        instructions=instructions,
-    )
 
 
 def collect_rollout(
@@ -248,6 +185,20 @@ class _Wave:
             else:
                 episode.frame, episode.state = reply.frame, reply.proprioception
                 episode.instruction = reply.instruction
+        # Keyframe starts: what the recording did first, before the policy decides anything.
+        while replayed := [e for e in episodes if e.running and e.next_of_prefix is not None]:
+            for episode in replayed:
+                assert episode.next_of_prefix is not None
+                self._see(episode, {"actions": torch.from_numpy(episode.next_of_prefix)})
+            self._step(replayed)
+
+    def _see(self, episode: _Episode, sample: dict[str, torch.Tensor]) -> None:
+        """Note what is seen and done at a decision."""
+        assert episode.frame is not None
+        assert episode.state is not None
+        episode.images.append(episode.frame)
+        episode.states.append(episode.state)
+        episode.samples.append(sample)
 
     def _act(self, episodes: list[_Episode]) -> None:
         started = time.thread_time()
@@ -255,11 +206,7 @@ class _Wave:
             part = episodes[first : first + self._policy_batch]
             sample = self._act_padded(part)
             for row, episode in enumerate(part):
-                assert episode.frame is not None
-                assert episode.state is not None
-                episode.images.append(episode.frame)
-                episode.states.append(episode.state)
-                episode.samples.append({f.name: getattr(sample, f.name)[row] for f in fields(sample)})
+                self._see(episode, {f.name: getattr(sample, f.name)[row] for f in fields(sample)})
         self.policy_cpu_s += time.thread_time() - started
 
     def _act_padded(self, part: list[_Episode]) -> PolicySample:
@@ -341,6 +288,29 @@ def _reward(episode: _Episode, source: RewardSource) -> NDArray[np.float32]:
     return rewards
 
 
+def _first_success(episode: _Episode, source: RewardSource) -> int:
+    """The decision during which the rewarded success came about; the number of decisions where it did not.
+
+    A verdict is one value at the end: its peak frame says when.
+    """
+    count, last = len(episode.replies), episode.replies[-1]
+    if source == "success":
+        return next((number for number, reply in enumerate(episode.replies) if reply.success), count)
+    if source == "any" or last.verdict is None or not last.verdict.success:
+        return count
+    actions = len(last.executed_actions)
+    return min(max(last.verdict.peak_frame_index - 1, 0) // actions, count - 1)
+
+
+def _samples(episodes: list[_Episode]) -> dict[str, torch.Tensor]:
+    """By field, each (N, T, ...). Replayed decisions have their actions, and zeros; no step of them was random (-1)."""
+    like = episodes[0].samples[-1]
+    replayed = {name: torch.zeros_like(value) for name, value in like.items()}
+    replayed["denoise_index"] = torch.full_like(like["denoise_index"], -1)
+    whole = [[replayed | sample for sample in episode.samples] for episode in episodes]
+    return {name: torch.stack([torch.stack([s[name] for s in row]) for row in whole]) for name in like}
+
+
 def _assemble(episodes: list[_Episode], source: RewardSource, policy_cpu_s: float, wall_s: float) -> Rollout:
     failures = [e.failure for e in episodes if e.failure is not None]
     done = [e for e in episodes if e.failure is None]
@@ -352,7 +322,6 @@ def _assemble(episodes: list[_Episode], source: RewardSource, policy_cpu_s: floa
             f"episodes: expected one length, since only the limit ends an episode; got {sorted(lengths)} decisions. "
             "Does the target end episodes at success? `worldserve contract show HOST:PORT` says when they should end."
         )
-    names = done[0].samples[0].keys()
     return Rollout(
         plans=[e.plan for e in done],
         instructions=[e.instruction for e in done],
@@ -360,7 +329,8 @@ def _assemble(episodes: list[_Episode], source: RewardSource, policy_cpu_s: floa
         states=np.stack([np.stack(e.states) for e in done]).astype(np.float32),
         final_images=np.stack([e.frame for e in done if e.frame is not None]),
         final_states=np.stack([e.state for e in done if e.state is not None]),
-        samples={n: torch.stack([torch.stack([s[n] for s in e.samples]) for e in done]) for n in names},
+        samples=_samples(done),
+        executed_actions=np.stack([np.stack([r.executed_actions for r in e.replies]) for e in done]),
         rewards=np.stack([_reward(e, source) for e in done]),
         terminated=np.array([[r.terminated for r in e.replies] for e in done]),
         truncated=np.array([[r.truncated for r in e.replies] for e in done]),
@@ -368,6 +338,8 @@ def _assemble(episodes: list[_Episode], source: RewardSource, policy_cpu_s: floa
         verdict=np.array([_flag(v.success if (v := e.replies[-1].verdict) else None) for e in done], np.int8),
         verdict_peak=np.array([v.peak if (v := e.replies[-1].verdict) else float("nan") for e in done], np.float32),
         clipped_actions=np.array([sum(r.clipped_count for r in e.replies) for e in done], np.int64),
+        acted=np.array([[number >= e.plan.prefix_length for number in range(len(e.replies))] for e in done]),
+        first_success=np.array([_first_success(e, source) for e in done], np.int64),
         failures=failures,
         policy_cpu_s=policy_cpu_s,
         wall_s=wall_s,

@@ -22,46 +22,20 @@ from typing import Any, BinaryIO
 import torch
 from safetensors.torch import load_file, save_file
 
-from worldserve.files import replace_directory, replace_text, siblings, temporary_sibling, whole_sibling
-from worldserve.settings import json_safe, refuse_changed_settings
+from services.trainer.json_files import append_jsonl, keep_rows, read_json, read_jsonl, write_json
+from worldserve.files import replace_directory, siblings, temporary_sibling, whole_sibling
+from worldserve.settings import refuse_changed_settings
 
-
-def write_json(path: Path, value: Any) -> None:
-    """JSON, replaced whole; non-finite numbers become null."""
-    replace_text(path, json.dumps(json_safe(value), indent=2, sort_keys=True) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file's value."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append whole lines in one write, flushed."""
-    text = "".join(json.dumps(json_safe(row), sort_keys=True) + "\n" for row in rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Every whole line; a last one cut short by a kill is dropped, from the file too, so that appending is safe."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        replace_text(path, whole)
-    return [json.loads(line) for line in whole.splitlines() if line]
-
-
-def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    """Rewrite a JSONL file with the rows that `keep` accepts."""
-    if path.exists():
-        rows = [row for row in read_jsonl(path) if keep(row)]
-        replace_text(path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
+__all__ = [
+    "RunRecord",
+    "append_jsonl",
+    "keep_rows",
+    "load_optimizer_tensors",
+    "optimizer_tensors",
+    "read_json",
+    "read_jsonl",
+    "write_json",
+]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -88,9 +62,16 @@ class RunRecord:
     """The directory of one run."""
 
     def __init__(
-        self, directory: Path, config: Mapping[str, Any], resume: bool, may_change: Collection[str] = ()
+        self,
+        directory: Path,
+        config: Mapping[str, Any],
+        resume: bool,
+        may_change: Collection[str] = (),
+        added: Mapping[str, Any] | None = None,
     ) -> None:
         """Starts the directory, or goes on in it.
+
+        `added` says what settings meant that older runs did not record.
 
         A start that ended before its first iteration did left settings alone; it is started anew, with any settings.
 
@@ -101,12 +82,19 @@ class RunRecord:
         self.directory = directory
         self._lock = _lock(directory)
         try:
-            self._start(directory, config, resume, may_change)
+            self._start(directory, config, resume, may_change, added or {})
         except BaseException:
             self._lock.close()
             raise
 
-    def _start(self, directory: Path, config: Mapping[str, Any], resume: bool, may_change: Collection[str]) -> None:
+    def _start(
+        self,
+        directory: Path,
+        config: Mapping[str, Any],
+        resume: bool,
+        may_change: Collection[str],
+        added: Mapping[str, Any],
+    ) -> None:
         if not resume and _began(directory):
             raise FileExistsError(
                 f"out: expected a new directory; got {directory}, which holds a run. Give --resume to go on with it, "
@@ -120,6 +108,7 @@ class RunRecord:
                 what=f"resume: the run in {directory} was started with other settings",
                 advice="Give those, or another --out.",
                 free={"resume", *may_change},
+                defaults=added,
             )
         write_json(directory / "config.json", config)
         from torch.utils.tensorboard import SummaryWriter

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.trainer.evaluate import evaluation_plans
+from services.trainer.json_files import read_json, write_json
 from services.trainer.plans import EpisodePlan, unique_run_name
 from services.trainer.rollout import Client, EpisodeRecord, Policy, collect_rollout
-from services.trainer.run_record import read_json, write_json
 from worldserve.episodes import write_mp4
 from worldserve.messages import FrameSelection, ItemError, ItemFailedError, ResetItem, StepItem, StepReply, Verdict
 
@@ -102,6 +102,12 @@ def load_videos(directory: Path) -> list[SideBySide]:
 
 def run_actions(client: Client, record: EpisodeRecord) -> tuple[NDArray[np.uint8], Verdict | None]:
     """Run the executed actions of `record` from its initial state: frames uint8 (1 + n, H, W, 3), final verdict."""
+    frames, last = run_again(client, record)
+    return frames, last.verdict
+
+
+def run_again(client: Client, record: EpisodeRecord) -> tuple[NDArray[np.uint8], StepReply]:
+    """As `run_actions`, with the whole last reply."""
     episode_id, plan = f"{record.plan.episode_id}/again", record.plan
     try:
         reset = _only(client.reset([ResetItem(episode_id, plan.initial_state_id, seed=plan.environment_seed)]))
@@ -111,7 +117,7 @@ def run_actions(client: Client, record: EpisodeRecord) -> tuple[NDArray[np.uint8
             last = _only(client.step([item]))
             frames.append(last.frames)
         assert isinstance(last, StepReply)
-        return np.concatenate(frames), last.verdict
+        return np.concatenate(frames), last
     finally:
         client.close_episodes([episode_id])
 

@@ -3,6 +3,7 @@
 from worldserve.client.calling import CallFailedError, ServerAwayError, WrongServiceError
 from worldserve.client.environment import EnvironmentClient, InterfaceMismatchError
 from worldserve.client.reward import RewardClient
+from worldserve.client.trainer import TrainerClient
 from worldserve.messages import raise_for_errors
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "InterfaceMismatchError",
     "RewardClient",
     "ServerAwayError",
+    "TrainerClient",
     "WrongServiceError",
     "raise_for_errors",
 ]

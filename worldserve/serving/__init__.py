@@ -7,7 +7,12 @@ from worldserve.serving.judge import RemoteJudge
 from worldserve.serving.metrics import ServerMetrics
 from worldserve.serving.reward import RewardServicer
 from worldserve.serving.server import RunningServer, ServerSettings, serve
-from worldserve.serving.start import run_environment_server, start_environment_server, start_reward_server
+from worldserve.serving.start import (
+    run_environment_server,
+    start_environment_server,
+    start_reward_server,
+    start_trainer_server,
+)
 
 __all__ = [
     "Backend",
@@ -24,4 +29,5 @@ __all__ = [
     "serve",
     "start_environment_server",
     "start_reward_server",
+    "start_trainer_server",
 ]

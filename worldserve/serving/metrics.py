@@ -29,6 +29,7 @@ class ServerMetrics:
     """All metrics of one server, in a registry of its own (two servers in one process do not mix)."""
 
     def __init__(self, kind: str, backend: str) -> None:
+        self.kind, self.backend = kind, backend
         self.registry = CollectorRegistry()
         about = Gauge(
             "worldserve_build_info", "What runs; always 1.", ["version", "kind", "backend"], registry=self.registry

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from worldserve.contract import Contract, fingerprint
 from worldserve.serving.metrics import CallInterceptor, ServerMetrics
-from worldserve.wire.generated import environment_pb2, reward_pb2
+from worldserve.wire.generated import environment_pb2, reward_pb2, trainer_pb2
 from worldserve.wire.options import server_options
 
 _log = logging.getLogger("worldserve.server")
@@ -60,11 +60,22 @@ class RunningServer:
         self,
         register: Callable[[grpc.Server], None],
         services: Sequence[str],
-        contract: Contract,
+        contract: Contract | None,
         metrics: ServerMetrics,
         settings: ServerSettings,
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
-        self.contract, self._settings = contract, settings
+        """Starts it.
+
+        Args:
+            register: adds the servicer.
+            services: full names of what it serves.
+            contract: of an environment or a reward server; None for a trainer, which has none.
+            metrics: its registry.
+            settings: where it listens.
+            on_drain: called when it begins to drain, to end streams that would go on.
+        """
+        self.contract, self._metrics, self._settings, self._on_drain = contract, metrics, settings, on_drain
         self._server = grpc.server(
             ThreadPoolExecutor(THREADS, thread_name_prefix="rpc"),
             interceptors=[CallInterceptor(metrics, MAX_CONCURRENT_CALLS)],
@@ -95,21 +106,21 @@ class RunningServer:
 
     def ready_line(self) -> str:
         """One line of JSON that a launcher waits for."""
-        provenance = self.contract.provenance
-        return json.dumps(
-            {
-                "ready": self.address,
-                "metrics": self.metrics_address,
-                "kind": provenance.kind,
-                "backend": provenance.backend,
-                "interface_fingerprint": fingerprint(self.contract.interface),
-                "provenance_fingerprint": fingerprint(provenance),
-            }
-        )
+        line = {
+            "ready": self.address,
+            "metrics": self.metrics_address,
+            "kind": self._metrics.kind,
+            "backend": self._metrics.backend,
+        }
+        if self.contract is not None:
+            line["interface_fingerprint"] = fingerprint(self.contract.interface)
+            line["provenance_fingerprint"] = fingerprint(self.contract.provenance)
+        return json.dumps(line)
 
     def stop(self, drain_s: float | None = None) -> None:
         """Turns health to NOT_SERVING, refuses new calls, waits for running ones, and stops."""
         self._health.enter_graceful_shutdown()
+        self._on_drain()
         self._server.stop(self._settings.drain_s if drain_s is None else drain_s).wait()
         self._metrics_server.shutdown()
         self._metrics_server.server_close()
@@ -117,6 +128,7 @@ class RunningServer:
 
 ENVIRONMENT_SERVICE = environment_pb2.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 REWARD_SERVICE = reward_pb2.DESCRIPTOR.services_by_name["RewardService"].full_name
+TRAINER_SERVICE = trainer_pb2.DESCRIPTOR.services_by_name["TrainerService"].full_name
 
 
 def keep_freed_memory() -> None:

@@ -13,9 +13,17 @@ from worldserve.serving.environment import EnvironmentServicer
 from worldserve.serving.judge import RemoteJudge
 from worldserve.serving.metrics import ServerMetrics
 from worldserve.serving.reward import RewardServicer
-from worldserve.serving.server import ENVIRONMENT_SERVICE, REWARD_SERVICE, RunningServer, ServerSettings, serve
+from worldserve.serving.server import (
+    ENVIRONMENT_SERVICE,
+    REWARD_SERVICE,
+    TRAINER_SERVICE,
+    RunningServer,
+    ServerSettings,
+    serve,
+)
 from worldserve.wire.generated.environment_pb2_grpc import add_EnvironmentServiceServicer_to_server
 from worldserve.wire.generated.reward_pb2_grpc import add_RewardServiceServicer_to_server
+from worldserve.wire.generated.trainer_pb2_grpc import TrainerServiceServicer, add_TrainerServiceServicer_to_server
 
 
 def start_environment_server(backend: Backend, judge: Judge | None, settings: ServerSettings) -> RunningServer:
@@ -39,6 +47,16 @@ def start_reward_server(scorer: Scorer, settings: ServerSettings) -> RunningServ
     return RunningServer(
         lambda server: add_RewardServiceServicer_to_server(servicer, server),
         [REWARD_SERVICE], scorer.contract, metrics, settings,
+    )  # fmt: skip
+
+
+def start_trainer_server(
+    servicer: TrainerServiceServicer, settings: ServerSettings, on_drain: Callable[[], None]
+) -> RunningServer:
+    """Starts a `TrainerService`; `on_drain` must let its watches end. A trainer has no contract."""
+    return RunningServer(
+        lambda server: add_TrainerServiceServicer_to_server(servicer, server),
+        [TRAINER_SERVICE], None, ServerMetrics("trainer", "jobs"), settings, on_drain,
     )  # fmt: skip
 
 

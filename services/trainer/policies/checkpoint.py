@@ -69,7 +69,9 @@ def load_policy(directory: str | Path) -> FlowPolicy:
     source = find_policy(directory)
     for name in ("config.json", "model.safetensors"):
         if not (source / name).is_file():
-            raise FileNotFoundError(f"{source / name}: expected a policy saved by `worldserve sft` or `worldserve ppo`")
+            raise FileNotFoundError(
+                f"{source / name}: expected a policy saved by `worldserve sft`, `ppo`, `grpo` or `dpo`"
+            )
     stored = json.loads((source / "config.json").read_text())
     if stored.get("format") != FORMAT:
         raise ValueError(f"{source / 'config.json'}: expected format {FORMAT}; got {stored.get('format')!r}")
@@ -77,8 +79,7 @@ def load_policy(directory: str | Path) -> FlowPolicy:
     known = {field.name for field in dataclasses.fields(FlowPolicyConfig)}
     if unknown := set(fields) - known:
         raise ValueError(f"{source / 'config.json'}: unknown settings {sorted(unknown)}; written by another version?")
-    for name in ("gripper_dimensions", "noise_steps"):
-        fields[name] = tuple(fields[name])
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     policy = FlowPolicy(FlowPolicyConfig(**fields))
     policy.load_state_dict(load_file(source / "model.safetensors"), strict=True)
     return policy.eval()

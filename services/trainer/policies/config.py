@@ -71,6 +71,19 @@ class FlowPolicyConfig:
     (x_t - action) / t (*mini*; Li and He 2025, arXiv 2511.13720): no white noise survives the last step, which at
     this size is what makes the arm land where the image says."""
     denoise_steps: int = 5
+    exploration: Literal["flow_sde", "flow_noise"] = "flow_sde"
+    """What is random in mode "sample" (both from pi_RL, arXiv 2510.25889). "flow_sde": one denoise step, its deviation
+    from `noise_level`. "flow_noise": every denoise step, with a deviation that a small network learns from the expert's
+    output; the density is that of all steps together."""
+    flow_noise_std: tuple[float, float] = (0.08, 0.16)
+    """Smallest and largest deviation that the network of "flow_noise" can say; it starts at their geometric mean."""
+    temperature: float = 1.0
+    """Factor on the deviation of everything that is random in mode "sample", in the density as well."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What the networks compute in (autocast); weights, noise and densities stay float32. bfloat16 is for accelerators:
+    rollout and training then differ by more than their rounding."""
+    log_probability_level: Literal["action", "element"] = "action"
+    """Whether log-probabilities are summed over the dimensions of an action, or kept for each of its numbers."""
     noise_level: float = 0.3
     """`a` of the flow-SDE: sigma_t = a sqrt(t / (1 - t))."""
     noise_steps: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -93,11 +106,16 @@ class FlowPolicyConfig:
     """Share of training pairs at t = 1 exactly, where acting starts and only the observation can tell the action."""
 
     # Critic.
-    value_input: Literal["prefix", "prefix_tokens"] = "prefix"
-    """"prefix": the mean of the prefix's output tokens. "prefix_tokens": mean and state token, side by side."""
+    value_input: Literal["prefix", "prefix_tokens", "expert"] = "prefix"
+    """"prefix": the mean of the prefix's output tokens. "prefix_tokens": mean and state token, side by side. "expert":
+    the mean of the action expert's output tokens, which depend on the drawn noise and on the flow time, too."""
     value_width: int = 128
     value_detached: bool = True
-    """Whether the value's gradient stops at the critic (True), or trains the prefix as well."""
+    """Whether the value's gradient stops at the critic (True), or trains the prefix or the expert as well."""
+    value_rollout: Literal["same", "mean_over_steps"] = "same"
+    """The expert-side critic's value at rollout. "same": read at the stochastic step, where training reads it.
+    "mean_over_steps": the mean over all denoise steps, while training reads one; the known mismatch of RLinf, by which
+    the value clip compares two different functions."""
 
     def __post_init__(self) -> None:
         checks = [
@@ -124,6 +142,20 @@ class FlowPolicyConfig:
             ),
             ("noise_level", self.noise_level, math.isfinite(self.noise_level) and self.noise_level > 0, "positive"),
             ("noise_correlation", self.noise_correlation, 0 <= self.noise_correlation < 1, "in [0, 1)"),
+            (
+                "flow_noise_std",
+                self.flow_noise_std,
+                len(self.flow_noise_std) == 2 and 0 < self.flow_noise_std[0] <= self.flow_noise_std[1] < math.inf,
+                "a smallest and a largest deviation, both positive",
+            ),
+            ("temperature", self.temperature, math.isfinite(self.temperature) and self.temperature > 0, "positive"),
+            (
+                "value_rollout",
+                self.value_rollout,
+                self.value_rollout == "same" or (self.value_input == "expert" and self.exploration == "flow_sde"),
+                "'same', unless the critic reads the expert (value_input) and one step is random (exploration "
+                "'flow_sde'): only then can rollout and training differ",
+            ),
             ("noise_modes", self.noise_modes, 0 <= self.noise_modes <= self.chunk_actions, "0 to chunk_actions"),
             (
                 "flow_noise_correlation",

@@ -8,6 +8,7 @@ torch.Size([8, 50])
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -22,7 +23,15 @@ from services.trainer.policies.flow_sde import (
     smooth_noise,
     step_moments,
 )
-from services.trainer.policies.network import ActionExpert, Prefix, PrefixNetwork, initialise
+from services.trainer.policies.network import (
+    ActionExpert,
+    Prefix,
+    PrefixNetwork,
+    initialise,
+    noise_head,
+    start_at_zero,
+    value_head,
+)
 from services.trainer.policies.observation import (
     PolicyEvaluation,
     PolicyObservation,
@@ -56,17 +65,10 @@ class FlowPolicy(nn.Module):
         with torch.random.fork_rng(devices=[]):  # transformers draws while it builds; those draws are replaced below
             self.prefix = PrefixNetwork(config)
             self.expert = ActionExpert(config)
-            value_inputs = config.prefix_width * (2 if config.value_input == "prefix_tokens" else 1)
-            self.value_head = nn.Sequential(
-                nn.Linear(value_inputs, config.value_width),
-                nn.SiLU(),
-                nn.Linear(config.value_width, config.value_width),
-                nn.SiLU(),
-                nn.Linear(config.value_width, 1),
-            )
+            self.value_head = value_head(config)
+            self.noise_head = noise_head(config) if config.exploration == "flow_noise" else None
         initialise(self, torch.Generator().manual_seed(seed))
-        with torch.no_grad():
-            self.value_head[-1].weight.zero_()  # type: ignore[operator]
+        start_at_zero(self.value_head, self.noise_head)
         dimensions = config.action_dimensions
         for name in ("state", "action"):
             self.register_buffer(f"{name}_mean", torch.zeros(dimensions))
@@ -74,6 +76,25 @@ class FlowPolicy(nn.Module):
         delta = torch.ones(dimensions)
         delta[list(config.gripper_dimensions)] = 0.0
         self.register_buffer("delta_mask", delta, persistent=False)
+
+    def reconfigure(self, seed: int, **changes: object) -> None:
+        """Other settings of exploration and critic, in place; for trainers, before they make their optimisers.
+
+        A critic that shall read something else is drawn anew from `seed`, as is the noise network where there is none.
+        """
+        before, config = self.config, self.config.replace(**changes)
+        generator = torch.Generator().manual_seed(seed)
+        if config.value_input != before.value_input:
+            self.value_head = value_head(config).to(self.state_mean.device)
+            initialise(self.value_head, generator)
+            start_at_zero(self.value_head)
+        if config.exploration == "flow_sde":
+            self.noise_head = None
+        elif self.noise_head is None:
+            self.noise_head = noise_head(config).to(self.state_mean.device)
+            initialise(self.noise_head, generator)
+            start_at_zero(self.noise_head)
+        self.config = config
 
     # Parameters by part, for optimisers.
     def prefix_parameters(self) -> list[nn.Parameter]:
@@ -128,22 +149,47 @@ class FlowPolicy(nn.Module):
         check_observation(observation, config.image_height, config.image_width, config.action_dimensions)
         tokens = tokenize(observation.instructions, config.instruction_tokens, config.instruction_vocabulary)
         state = (observation.state - self.state_mean) / self.state_std
-        return self.prefix(observation.images, state, tokens.to(state.device))
+        with self._precision():
+            return self.prefix(observation.images, state, tokens.to(state.device))
 
-    def velocity(self, x: Tensor, time: Tensor, prefix: Prefix) -> Tensor:
-        """v at x (B, actions, dimensions) and time (B,), whatever the expert predicts."""
-        output = self.expert(x, time, prefix)
+    def _precision(self) -> torch.autocast:
+        bfloat16 = self.config.precision == "bfloat16"
+        return torch.autocast(self.state_mean.device.type, torch.bfloat16, enabled=bfloat16)
+
+    def _denoise(self, x: Tensor, time: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor]:
+        """v at x (B, actions, dimensions) and time (B,), whatever the expert predicts; and the expert's tokens."""
+        with self._precision():
+            tokens = self.expert.read(x, time, prefix)
+            output = self.expert.project(tokens)
+        tokens, output = tokens.to(x.dtype), output.to(x.dtype)
         if self.config.prediction == "velocity":
-            return output
-        return (x - output) / time[:, None, None]
+            return output, tokens
+        return (x - output) / time[:, None, None], tokens
 
-    def _value(self, prefix: Prefix) -> Tensor:
+    def _prefix_value(self, prefix: Prefix) -> Tensor:
         hidden = prefix.hidden.detach() if self.config.value_detached else prefix.hidden
+        hidden = hidden.to(self.state_mean.dtype)
         weight = prefix.valid[..., None].to(hidden.dtype)
         features = (hidden * weight).sum(1) / weight.sum(1)
         if self.config.value_input == "prefix_tokens":
             features = torch.cat([features, hidden[:, self.config.image_tokens]], dim=-1)
         return self.value_head(features)[:, 0]
+
+    def _expert_value(self, tokens: Tensor) -> Tensor:
+        features = tokens.mean(1)
+        return self.value_head(features.detach() if self.config.value_detached else features)[:, 0]
+
+    def _moments(self, x: Tensor, velocity: Tensor, tokens: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the random step from x; the deviation (B, 1 or actions, 1 or dimensions)."""
+        config, step = self.config, 1.0 / self.config.denoise_steps
+        if self.noise_head is None:
+            mean, std = step_moments(x, velocity, time, step, config.noise_level)
+            return mean, std[:, None, None] * config.temperature
+        smallest, largest = (math.log(bound) for bound in config.flow_noise_std)
+        raw = self.noise_head(tokens).reshape(x.shape)
+        raw = raw.mean(1, keepdim=True) if config.noise_modes else raw
+        log_std = smallest + (largest - smallest) * 0.5 * (1.0 + torch.tanh(raw))
+        return x - step * velocity, log_std.exp() * config.temperature
 
     def _times(self) -> Tensor:
         """t of each denoise step, (steps,): one table, so that acting and evaluating use the same float32 numbers."""
@@ -158,11 +204,32 @@ class FlowPolicy(nn.Module):
         return correlate(white, config.noise_correlation)
 
     def _density(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Log-probabilities of the stochastic step, (B, actions), or (B, modes) with `noise_modes`."""
-        config = self.config
+        """Log-probabilities of the stochastic step, (B, actions), or (B, modes) with `noise_modes`; by element more."""
+        config, each = self.config, self.config.log_probability_level == "element"
         if config.noise_modes:
-            return mode_log_probabilities(x, mean, std, config.noise_modes, self.delta_mask)
-        return log_probabilities(x, mean, std, config.noise_correlation)
+            return mode_log_probabilities(x, mean, std, config.noise_modes, self.delta_mask, each)
+        return log_probabilities(x, mean, std, config.noise_correlation, each)
+
+    def _draw(self, generators: Sequence[torch.Generator], mode: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Initial noise (B, actions, dimensions); which step is random (B,), -1 for none; noise of the random steps.
+
+        That is (B, 1, actions, dimensions), or (B, steps, actions, dimensions) with "flow_noise".
+        """
+        config = self.config
+        shape = (config.chunk_actions, config.action_dimensions)
+        count = config.denoise_steps if config.exploration == "flow_noise" else 1
+        x = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+        x = correlate(x, config.flow_noise_correlation)
+        index = torch.full((len(generators),), -1, dtype=torch.int64)
+        noise = torch.zeros(len(generators), count, *shape)
+        if mode == "sample":
+            steps = torch.tensor(config.noise_steps)
+            for row, generator in enumerate(generators):
+                one = config.exploration == "flow_sde"
+                index[row] = steps[torch.randint(len(steps), (), generator=generator)] if one else 0
+                noise[row] = torch.randn(count, *shape, generator=generator)
+            noise = self._shape_noise(noise.flatten(0, 1)).reshape(noise.shape)
+        return x.to(self.state_mean), index.to(self.state_mean.device), noise.to(self.state_mean)
 
     # What trainers call.
     @torch.no_grad()
@@ -177,7 +244,8 @@ class FlowPolicy(nn.Module):
         Args:
             observation: B observations.
             generators: B CPU generators, one a sample: its draws depend on nothing else in the batch. Each gives the
-                initial noise, then in mode "sample" the step that is stochastic and that step's noise.
+                initial noise, then in mode "sample" the step that is stochastic and that step's noise (of all steps
+                with "flow_noise").
             mode: "sample", or "mean": the initial noise is drawn all the same, and every step is deterministic.
         """
         batch, config = len(observation), self.config
@@ -185,35 +253,28 @@ class FlowPolicy(nn.Module):
             raise ValueError(f"generators: expected one a sample, {batch}; got {len(generators)}")
         if mode not in ("sample", "mean"):
             raise ValueError(f"mode: expected 'sample' or 'mean'; got {mode!r}")
-        shape = (config.chunk_actions, config.action_dimensions)
-        x = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
-        x = correlate(x, config.flow_noise_correlation)
-        index = torch.full((batch,), -1, dtype=torch.int64)
-        noise = torch.zeros_like(x)
-        if mode == "sample":
-            steps = torch.tensor(config.noise_steps)
-            for row, generator in enumerate(generators):
-                index[row] = steps[torch.randint(len(steps), (), generator=generator)]
-                noise[row] = torch.randn(shape, generator=generator)
-            noise = self._shape_noise(noise)
-        device = self.state_mean.device
-        x, index, noise = x.to(device), index.to(device), noise.to(device)
+        x, index, noise = self._draw(generators, mode)
         prefix = self.encode(observation)
-        chain = torch.zeros(batch, 2, *shape, device=device)
-        density = torch.zeros(batch, config.noise_modes or config.chunk_actions, device=device)
-        step = 1.0 / config.denoise_steps
+        all_steps, step = config.exploration == "flow_noise", 1.0 / config.denoise_steps
+        chain = x.new_zeros(batch, noise.shape[1] + 1, *x.shape[1:])
+        density: Tensor | None = None
+        values = []
         for number in range(config.denoise_steps):
             time = self._times()[number].expand(batch)
-            velocity = self.velocity(x, time, prefix)
+            velocity, tokens = self._denoise(x, time, prefix)
+            if config.value_input == "expert":
+                values.append(self._expert_value(tokens))
             after = x - step * velocity
-            drawn = index == number
-            if bool(drawn.any()):
-                mean, std = step_moments(x, velocity, time, step, config.noise_level)
-                stochastic = mean + std[:, None, None] * noise
-                after = torch.where(drawn[:, None, None], stochastic, after)
-                chain = torch.where(drawn[:, None, None, None], torch.stack([x, after], dim=1), chain)
-                terms = self._density(after, mean, std)
-                density = torch.where(drawn[:, None], terms, density)
+            drawn = (index >= 0) if all_steps else index == number
+            mean, std = self._moments(x, velocity, tokens, time)
+            place = number if all_steps else 0
+            where = drawn[:, None, None]
+            after = torch.where(where, mean + std * noise[:, place], after)
+            chain[:, place] = torch.where(where, x, chain[:, place])
+            chain[:, place + 1] = torch.where(where, after, chain[:, place + 1])
+            terms = self._density(after, mean, std)
+            terms = torch.where(drawn.reshape(-1, *[1] * (terms.ndim - 1)), terms, torch.zeros_like(terms))
+            density = terms if density is None else density + terms
             x = after
         actions = self.denormalise_actions(x, observation.state)
         if not bool(torch.isfinite(actions).all()):
@@ -221,12 +282,22 @@ class FlowPolicy(nn.Module):
                 "policy.act: the actions contain NaN or infinity. The weights have diverged: lower the learning rate, "
                 "or go back to an earlier checkpoint."
             )
-        return PolicySample(actions, chain, index, density, self._value(prefix))
+        assert density is not None
+        value = self._rollout_value(torch.stack(values), index) if values else self._prefix_value(prefix)
+        return PolicySample(actions, chain, index, density, value)
+
+    def _rollout_value(self, values: Tensor, index: Tensor) -> Tensor:
+        """The expert-side critic's values at every denoise step, (steps, B), to one a sample."""
+        mean, config = values.mean(0), self.config
+        if config.exploration == "flow_noise" or config.value_rollout == "mean_over_steps":
+            return mean
+        drawn = values.gather(0, index.clamp(min=0)[None])[0]
+        return torch.where(index >= 0, drawn, mean)  # nothing is drawn in mode "mean", which no training reads
 
     def evaluate_sample(
         self, observation: PolicyObservation, sample: PolicySample, prefix: Prefix | None = None
     ) -> PolicyEvaluation:
-        """Density of `sample`'s stochastic step, and the value, under the present weights and with gradient.
+        """Density of `sample`'s stochastic steps, and the value, under the present weights and with gradient.
 
         `prefix` is `encode(observation)` where the caller has kept it, as it may while the prefix is frozen.
         """
@@ -235,17 +306,68 @@ class FlowPolicy(nn.Module):
                 "sample.denoise_index: expected a stochastic step in every sample; got -1, as mode 'mean' gives. "
                 "Collect with act(..., mode='sample')."
             )
-        config = self.config
-        step = 1.0 / config.denoise_steps
-        time = self._times()[sample.denoise_index]
+        count, batch = sample.chain.shape[1] - 1, len(sample.chain)
         prefix = self.encode(observation) if prefix is None else prefix
-        before, after = sample.chain[:, 0], sample.chain[:, 1]
-        mean, std = step_moments(before, self.velocity(before, time, prefix), time, step, config.noise_level)
-        return PolicyEvaluation(self._density(after, mean, std), self._value(prefix))
+        if self.config.exploration == "flow_noise":
+            time = self._times().repeat(batch)
+        else:
+            time = self._times()[sample.denoise_index]
+        before, after = sample.chain[:, :-1].flatten(0, 1), sample.chain[:, 1:].flatten(0, 1)
+        velocity, tokens = self._denoise(before, time, prefix.repeat(count) if count > 1 else prefix)
+        terms = self._density(after, *self._moments(before, velocity, tokens, time))
+        density = terms.unflatten(0, (batch, count)).sum(1)
+        if self.config.value_input == "expert":
+            return PolicyEvaluation(density, self._expert_value(tokens).reshape(batch, count).mean(1))
+        return PolicyEvaluation(density, self._prefix_value(prefix))
 
-    def value(self, observation: PolicyObservation, prefix: Prefix | None = None) -> Tensor:
-        """The critic alone: (B,). `prefix` as in `evaluate_sample`."""
-        return self._value(self.encode(observation) if prefix is None else prefix)
+    def value(
+        self, observation: PolicyObservation, prefix: Prefix | None = None, sample: PolicySample | None = None
+    ) -> Tensor:
+        """The critic alone: (B,). `prefix` as in `evaluate_sample`; an expert-side critic needs the `sample`, too."""
+        if self.config.value_input == "expert":
+            if sample is None:
+                raise ValueError(
+                    "sample: expected what act() gave for these observations, since the critic reads the action "
+                    "expert, whose output depends on it; got none"
+                )
+            return self.evaluate_sample(observation, sample, prefix).values
+        return self._prefix_value(self.encode(observation) if prefix is None else prefix)
+
+    def flow_matching_errors(
+        self,
+        observation: PolicyObservation,
+        target_actions: Tensor,
+        noise: Tensor,
+        time: Tensor,
+        prefix: Prefix | None = None,
+    ) -> Tensor:
+        """Squared error of the velocity, (draws, B, actions, dimensions), with gradient.
+
+        Args:
+            observation: B observations. target_actions: float32 (B, actions, dimensions), absolute targets.
+            noise: (draws, B, actions, dimensions), as `flow_noise` gives it. time: flow times (draws, B), in (0, 1].
+            prefix: `encode(observation)` where the caller has kept it.
+        """
+        draws = len(noise)
+        target = self.normalise_actions(target_actions, observation.state).repeat_interleave(draws, 0)
+        prefix = self.encode(observation) if prefix is None else prefix
+        prefix = prefix.repeat(draws) if draws > 1 else prefix
+        # A sample's draws stand side by side, as `repeat` puts its prefix.
+        error = self._flow_errors(prefix, target, noise.transpose(0, 1).flatten(0, 1), time.T.flatten())
+        return error.unflatten(0, (-1, draws)).transpose(0, 1)
+
+    def flow_noise(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Noise of the flow as the policy was trained with, (B, actions, dimensions)."""
+        return correlate(torch.randn(tuple(shape), generator=generator), self.config.flow_noise_correlation)
+
+    def _flow_errors(self, prefix: Prefix, target: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        x = time[:, None, None] * noise + (1.0 - time)[:, None, None] * target
+        with self._precision():
+            output = self.expert(x, time, prefix)
+        output = output.to(x.dtype)
+        if self.config.prediction == "velocity":
+            return (output - (noise - target)) ** 2
+        return ((output - target) / time.clamp(min=_WEIGHT_FLOOR)[:, None, None]) ** 2
 
     def flow_matching_loss(
         self,
@@ -266,21 +388,14 @@ class FlowPolicy(nn.Module):
         """
         target = self.normalise_actions(target_actions, observation.state).repeat_interleave(draws, 0)
         prefix = self.encode(observation)
-        if draws > 1:
-            prefix = prefix.repeat(draws)
-        noise = torch.randn(target.shape, generator=generator).to(target)
-        noise = correlate(noise, self.config.flow_noise_correlation)
+        prefix = prefix.repeat(draws) if draws > 1 else prefix
+        noise = self.flow_noise(target.shape, generator).to(target)
         # Beta(a, 1) is u^(1 / a).
         uniform = torch.rand(target.shape[0], generator=generator).to(target)
         time = _TIME_FLOOR + (1.0 - _TIME_FLOOR) * uniform ** (1.0 / _TIME_ALPHA)
         start = torch.rand(target.shape[0], generator=generator).to(target) < self.config.start_share
         time = torch.where(start, torch.ones_like(time), time)
-        x = time[:, None, None] * noise + (1.0 - time)[:, None, None] * target
-        output = self.expert(x, time, prefix)
-        if self.config.prediction == "velocity":
-            error = (output - (noise - target)) ** 2
-        else:
-            error = ((output - target) / time.clamp(min=_WEIGHT_FLOOR)[:, None, None]) ** 2
+        error = self._flow_errors(prefix, target, noise, time)
         if action_is_pad is None:
             return error.mean()
         weight = (~action_is_pad).to(error.dtype).repeat_interleave(draws, 0)[..., None].expand_as(error)

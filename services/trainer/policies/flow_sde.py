@@ -1,4 +1,4 @@
-"""Flow-SDE: the stochastic denoise step of a flow policy, and its density.
+"""Flow-SDE: the stochastic denoise step of a flow policy, and its density; the densities of flow-noise, too.
 
 Notation of the pi_RL report (arXiv 2510.25889): t = 1 is noise and t = 0 the action; x_t = t noise + (1 - t) action;
 velocity v = noise - action, so the action is x_t - t v and the noise x_t + (1 - t) v. A step goes from t to t - d.
@@ -47,25 +47,30 @@ def correlate(white: Tensor, correlation: float) -> Tensor:
     return torch.einsum("kj,bjd->bkd", weights.to(white), white)
 
 
-def log_probabilities(x: Tensor, mean: Tensor, std: Tensor, correlation: float) -> Tensor:
+def _per_number(std: Tensor) -> Tensor:
+    """A deviation a sample, (B,), as one that broadcasts over its numbers; others already do."""
+    return std[:, None, None] if std.ndim == 1 else std
+
+
+def log_probabilities(x: Tensor, mean: Tensor, std: Tensor, correlation: float, per_element: bool = False) -> Tensor:
     """Log-density of x (B, actions, dimensions), summed over the dimensions of an action: (B, actions).
 
     With correlated noise, action k's term is its density given the earlier actions of the chunk; in both cases the sum
-    over actions is the density of the chunk.
+    over actions is the density of the chunk. std is (B,), or broadcasts to x. With `per_element` nothing is summed.
     """
     # Double precision inside: a chunk's density is a sum of 700 terms whose differences become a ratio.
-    normalised = (x - mean).double() / std.double()[:, None, None]
-    log_scale = torch.log(std.double())[:, None].expand(x.shape[0], x.shape[1])
+    scale = _per_number(std).double().expand(x.shape)
+    normalised = (x - mean).double() / scale
+    log_scale = torch.log(scale)
     if correlation > 0.0:
         innovation = math.sqrt(1.0 - correlation**2)
         later = (normalised[:, 1:] - correlation * normalised[:, :-1]) / innovation
         normalised = torch.cat([normalised[:, :1], later], dim=1)
         extra = torch.full((x.shape[1],), math.log(innovation), dtype=torch.float64, device=x.device)
         extra[0] = 0.0
-        log_scale = log_scale + extra
-    dimensions = x.shape[2]
-    density = -0.5 * (normalised**2).sum(-1) - dimensions * (log_scale + 0.5 * math.log(2.0 * math.pi))
-    return density.to(x.dtype)
+        log_scale = log_scale + extra[:, None]
+    density = -0.5 * normalised**2 - log_scale - 0.5 * math.log(2.0 * math.pi)
+    return (density if per_element else density.sum(-1)).to(x.dtype)
 
 
 @lru_cache
@@ -88,16 +93,19 @@ def smooth_noise(white: Tensor, count: int, moved: Tensor) -> Tensor:
     return torch.einsum("mk,bmd->bkd", modes, white[:, :count]) / math.sqrt(count) * moved
 
 
-def mode_log_probabilities(x: Tensor, mean: Tensor, std: Tensor, count: int, moved: Tensor) -> Tensor:
+def mode_log_probabilities(
+    x: Tensor, mean: Tensor, std: Tensor, count: int, moved: Tensor, per_element: bool = False
+) -> Tensor:
     """Log-density of x's smooth modes (see smooth_noise), summed over the moved dimensions: (B, count).
 
     This is the density of the part of the chunk that is explored, its coordinates in the modes; what the modes cannot
     express has no noise, so no density, and takes no part in the ratio. A chunk's ratio then has `count` terms a
     dimension instead of one an action, each as wide as the noise: the variance of PPO's gradient falls with them.
+    std is (B,), or broadcasts to (B, 1, dimensions). With `per_element` nothing is summed: (B, count, moved ones).
     """
     modes = smooth_modes(count, x.shape[1]).to(x.device)
-    normalised = (x - mean).double() / std.double()[:, None, None] * math.sqrt(count)
-    coordinates = torch.einsum("mk,bkd->bmd", modes, normalised) / x.shape[1]
-    log_scale = torch.log(std.double() / math.sqrt(count))[:, None] + 0.5 * math.log(2.0 * math.pi)
-    density = -0.5 * (coordinates**2 * moved).sum(-1) - moved.double().sum() * log_scale
-    return density.to(x.dtype)
+    scale = (_per_number(std).double() / math.sqrt(count)).expand(x.shape[0], 1, x.shape[2])
+    coordinates = torch.einsum("mk,bkd->bmd", modes, (x - mean).double() / scale) / x.shape[1]
+    density = -0.5 * coordinates**2 - torch.log(scale) - 0.5 * math.log(2.0 * math.pi)
+    density = density[..., moved.bool()]
+    return (density if per_element else density.sum(-1)).to(x.dtype)

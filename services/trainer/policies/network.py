@@ -239,6 +239,14 @@ class ActionExpert(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor, prefix: Prefix) -> Tensor:
         """x (B, actions, dimensions) normalised; time (B,) in [0, 1], 1 is noise."""
+        return self.project(self.read(x, time, prefix))
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """What `read` gave to numbers of actions, (B, actions, dimensions)."""
+        return self.action_out_proj(hidden).reshape(hidden.shape[0], self.config.chunk_actions, -1)
+
+    def read(self, x: Tensor, time: Tensor, prefix: Prefix) -> Tensor:
+        """The output tokens (B, tokens, width), which a critic or a noise network may read as well."""
         batch, count = x.shape[0], self.config.expert_tokens
         hidden = self.action_in_proj(x.reshape(batch, count, -1))
         if self.action_positions is not None:
@@ -253,7 +261,7 @@ class ActionExpert(nn.Module):
         for layer in self.layers:
             hidden = layer(hidden, condition, mask, rotary, reader)
         hidden, _ = self.norm(hidden, condition)
-        return self.action_out_proj(hidden).reshape(x.shape)
+        return hidden
 
 
 def _time_embedding(time: Tensor, width: int, shortest: float = 4e-3, longest: float = 4.0) -> Tensor:
@@ -287,3 +295,30 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
                 nn.init.zeros_(child.dense.weight)
             if isinstance(child, ActionExpert) and child.action_positions is not None:
                 child.action_positions.normal_(0.0, 0.02, generator=generator)
+
+
+def value_head(config: FlowPolicyConfig) -> nn.Sequential:
+    """The critic: a sample's features (B, width of what `value_input` names) to (B, 1)."""
+    widths = {"prefix": config.prefix_width, "prefix_tokens": 2 * config.prefix_width, "expert": config.expert_width}
+    return nn.Sequential(
+        nn.Linear(widths[config.value_input], config.value_width),
+        nn.SiLU(),
+        nn.Linear(config.value_width, config.value_width),
+        nn.SiLU(),
+        nn.Linear(config.value_width, 1),
+    )
+
+
+def noise_head(config: FlowPolicyConfig) -> nn.Sequential:
+    """Flow-noise's network: the expert's tokens (B, tokens, width) to raw deviations (B, tokens, numbers)."""
+    numbers = config.actions_per_token * config.action_dimensions
+    width = config.expert_width
+    return nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, numbers))
+
+
+def start_at_zero(*heads: nn.Sequential | None) -> None:
+    """Heads whose last layer is zero say the same of everything: value 0, the middle deviation."""
+    with torch.no_grad():
+        for head in heads:
+            if head is not None:
+                head[-1].weight.zero_()  # type: ignore[operator]

@@ -36,9 +36,11 @@ class PolicySample:
     """What the policy did, and what is needed to compute its density again.
 
     actions: float32 (B, 50, 14), absolute targets. chain: float32 (B, 2, 50, 14), normalised actions before and after
-    the one stochastic denoise step. denoise_index: int64 (B,), which step that was; -1 in mode "mean", which has none
-    (chain and log_probabilities are then zero). log_probabilities: float32 (B, 50), summed over the dimensions of an
-    action, or (B, modes) with `noise_modes`; the chunk's is their sum. values: float32 (B,).
+    the one stochastic denoise step; with exploration "flow_noise" (B, steps + 1, 50, 14), before and after every step.
+    denoise_index: int64 (B,), which step that was (0 where all are); -1 in mode "mean", which has none (chain and
+    log_probabilities are then zero). log_probabilities: float32 (B, 50), summed over the dimensions of an action, or
+    (B, modes) with `noise_modes`, both with one more axis at `log_probability_level` "element"; the chunk's is their
+    sum. values: float32 (B,).
     """
 
     actions: Tensor

@@ -66,7 +66,18 @@ def test_measures_may_ask_for_test_states(server: RunningServer, tmp_path: Path)
         run(config(server, tmp_path, initial_states=ROOT / "initial_states" / "test", for_measures=True))
 
 
-@pytest.mark.parametrize("changes", [{"episodes": 0}, {"batch": 0}, {"first_state": -1}])
+@pytest.mark.parametrize(
+    ("each", "first", "states"),
+    [(1, 0, "abca"), (2, 0, "aabb"), (3, 2, "ccca")],  # after the set's last state comes its first again
+)
+def test_states_are_taken_in_order_several_times_each_if_asked(each: int, first: int, states: str) -> None:
+    settings = CollectConfig(out=Path("nowhere"), episodes=4, episodes_per_state=each, first_state=first)
+    plans = collect.planned_episodes(settings, ["a", "b", "c"])
+    assert "".join(plan.initial_state_id for plan in plans) == states
+    assert len({plan.environment_seed for plan in plans}) == 4  # other noise each time
+
+
+@pytest.mark.parametrize("changes", [{"episodes": 0}, {"batch": 0}, {"first_state": -1}, {"episodes_per_state": 0}])
 def test_settings_that_collect_nothing_are_refused(changes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected at least 1"):
         CollectConfig(**changes)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""`TrainerService`: commands as jobs, on disk, under supervision."""

@@ -1,0 +1,50 @@
+"""JSON and JSONL files: replaced whole, or appended by whole lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from worldserve.files import replace_text
+from worldserve.settings import json_safe
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON, replaced whole; non-finite numbers become null."""
+    replace_text(path, json.dumps(json_safe(value), indent=2, sort_keys=True) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file's value."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append whole lines in one write, flushed."""
+    text = "".join(json.dumps(json_safe(row), sort_keys=True) + "\n" for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Every whole line; a last one cut short by a kill is dropped, from the file too, so that appending is safe."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        replace_text(path, whole)
+    return [json.loads(line) for line in whole.splitlines() if line]
+
+
+def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    """Rewrite a JSONL file with the rows that `keep` accepts."""
+    if path.exists():
+        rows = [row for row in read_jsonl(path) if keep(row)]
+        replace_text(path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
