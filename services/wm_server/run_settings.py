@@ -32,6 +32,7 @@ BEFORE_IT_WAS_ADDED = {
     "transformer.model.pose_map_channels": 0,
     "transformer.model.draft_width": 0,
     "transformer.draft_batch_size": 16,
+    "transformer.draft_learning_rate": 3e-3,
 }
 INPUTS = "inputs.json"
 

@@ -60,6 +60,8 @@ class TransformerTrainingConfig:
     draft_batch_size: int = 16
     """Episodes a step that the draft is trained on, all their chunks, beside the transformer's windows; unused where
     there is no draft."""
+    draft_learning_rate: float = 3e-3
+    """The draft's peak."""
     failure_fraction: float | None = 0.5
     """Share of windows from failed episodes; None takes them as they come. Labels are used for nothing else."""
     data_weights: tuple[float, ...] = ()
@@ -139,14 +141,14 @@ class TransformerTraining:
                 )
         self.model, average = self._network(start), self._network(start)
         self.average = checkpoint.Average(self.model, average, config.ema_decay)
-        decayed = [p for p in self.model.parameters() if p.ndim >= 2]
-        others = [p for p in self.model.parameters() if p.ndim < 2]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95))
-        # The draft's gradients do not shrink the transformer's steps, nor the other way round.
         drafted = {id(p) for p in self.model.draft.parameters()} if config.model.draft_width else set()
-        parts = [[p for p in self.model.parameters() if (id(p) in drafted) == inside] for inside in (False, True)]
-        self._clipped_apart = [part for part in parts if part]
+        groups: list[dict[str, Any]] = []
+        for peak, inside in ((config.learning_rate, False), (config.draft_learning_rate, True)):
+            part = [p for p in self.model.parameters() if (id(p) in drafted) == inside]
+            for decay, dense in ((config.weight_decay, True), (0.0, False)):
+                kind = [p for p in part if (p.ndim >= 2) == dense]
+                groups.append({"params": kind, "weight_decay": decay, "peak": peak, "clipped_with": inside})
+        self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95))
         shares = (dict(config.start_weights), config.failure_fraction, directories, config.data_weights)
         self.probabilities = mixed_probabilities(windows, *shares)
         self.last_chunk = max(row["t"] for row in windows.rows)
@@ -225,7 +227,7 @@ class TransformerTraining:
         config = self.config
         random = np.random.default_rng([self.seed, 4, self.step])
         for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * learning_rate_factor(self.step, config.steps)
+            group["lr"] = group["peak"] * learning_rate_factor(self.step, config.steps)
         # Every rank draws the same global batch and takes its share of it.
         self.optimizer.zero_grad(set_to_none=True)
         rows = random.choice(len(self.windows), config.batch_size, p=self.probabilities)
@@ -234,8 +236,9 @@ class TransformerTraining:
             ends = random.choice(len(self.windows), config.draft_batch_size, p=self.episode_probabilities)
             episodes = np.array([[*self.windows.before(int(end)), int(end)] for end in ends])
             values["draft_loss"] = self._backward(draft_loss, episodes, random)
-        for part in self._clipped_apart:
-            torch.nn.utils.clip_grad_norm_(part, config.gradient_clip)
+        for drafted in (False, True):  # neither's gradients shrink the other's steps
+            groups = [group["params"] for group in self.optimizer.param_groups if group["clipped_with"] == drafted]
+            torch.nn.utils.clip_grad_norm_([p for group in groups for p in group], config.gradient_clip)
         self.optimizer.step()
         self.step += 1
         self.average.update(self.step)
