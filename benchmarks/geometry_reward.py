@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.wm_server.dataset import episode_poses
+from services.wm_server.outcomes import area_under_curve
 from worldserve.episodes import EpisodeReader, refuse_for_training
 
 OFFSETS = (-20, -10, -5, 0, 5, 10, 15, 20, 30, 45, 60, 80, 100)
@@ -133,14 +134,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with torch.no_grad():
         logits = torch.stack([network((test_x - mean) / scale)[:, 0] for network in networks]).mean(0)
     success, failure = logits[test_y == 1], logits[test_y == 0]
-    pairs = (success[:, None] > failure[None]).float().mean() + 0.5 * (success[:, None] == failure[None]).float().mean()
     result = {
         "train_episodes": len(y),
         "failures": len(failure),
         "successes": len(success),
         "fake_success": float((failure > 0).float().mean()),
         "recall": float((success > 0).float().mean()),
-        "area_under_curve": float(pairs),
+        "area_under_curve": area_under_curve(success.numpy(), failure.numpy()),
     }
     print(json.dumps(result, indent=2))
     return 0

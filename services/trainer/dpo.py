@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.trainer.dpo_config import DPOConfig
-from services.trainer.policies import FlowPolicy, load_policy, save_policy
+from services.trainer.policies import FlowPolicy, load_weights, save_policy
 from services.trainer.ppo_metrics import numbers
 from services.trainer.preferences import RecordedDecisions, make_pairs
 from services.trainer.run_record import RunRecord
@@ -167,7 +167,7 @@ def train(
             "state, or lower --validation-share."
         )
     learner = Learner(policy, data, config)
-    first = _resume(record, learner) if config.resume else 0
+    first = record.resume(partial(load_weights, policy), {"policy": learner.optimizer}) if config.resume else 0
     for epoch in range(first, config.epochs):
         cpu, seen = time.process_time(), []
         order = training[np.random.default_rng([config.seed, 3, epoch]).permutation(len(training))]
@@ -186,15 +186,6 @@ def train(
         shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in names if name in metrics)
         on_progress(f"epoch {epoch}: {shown}, {metrics['time/update_cpu_s']:.0f} CPU-s", 1, config.epochs)
     return policy
-
-
-def _resume(record: RunRecord, learner: Learner) -> int:
-    checkpoint = record.latest_checkpoint()
-    if checkpoint is None:
-        return 0
-    record.publish(checkpoint)  # a kill may have come between the checkpoint and the policy made from it
-    learner.policy.load_state_dict(load_policy(checkpoint / "policy").state_dict())
-    return int(record.restore(checkpoint, {"policy": learner.optimizer})["iteration"])
 
 
 def _mean(seen: Sequence[tuple[float, dict[str, float]]]) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from services.trainer.yaml_files import read_yaml
 from worldserve.files import file_sha256
 
 Read = Literal["value", "low", "high"]
@@ -111,12 +110,7 @@ def load_gates(path: Path) -> Gates:
     Raises:
         FileNotFoundError, ValueError: naming the file, the key, what was expected and what is there.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"gates: expected a YAML file; {path} is none. gates/mini.yaml is one to begin with.")
-    try:
-        stored = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)  # noqa: S506 a SafeLoader
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"gates {path}: expected YAML; {error}") from error
+    stored = read_yaml(path, "gates", "gates/mini.yaml")
     _check_keys(stored, ("confidence", "gates"), f"gates {path}")
     confidence = _number(stored.get("confidence", 0.9), f"gates {path}: confidence")
     if not 0.0 < confidence < 1.0:
@@ -127,20 +121,6 @@ def load_gates(path: Path) -> Gates:
     _check_keys(entries, tuple(FIGURES), f"gates {path}: gates")
     gates = tuple(_gate(name, entry, f"gates {path}: {name}") for name, entry in entries.items())
     return Gates(path, file_sha256(path), confidence, gates)
-
-
-class UniqueKeyLoader(yaml.SafeLoader):
-    """A key that is written twice would silently lose its first bound."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As the base class, but a key that occurs twice is an error."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [key for number, key in enumerate(keys) if key in keys[:number]]
-        if twice:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"expected every key once; got {twice[0]!r} twice", node.start_mark
-            )
-        return super().construct_mapping(node, deep)
 
 
 def _gate(name: str, entry: Any, where: str) -> Gate:

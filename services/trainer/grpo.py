@@ -25,7 +25,7 @@ from services.trainer.agreement import check_agreement, recompute_old
 from services.trainer.grpo_config import GRPOConfig
 from services.trainer.keyframes import Start, load_keyframes
 from services.trainer.plans import EpisodePlan, unique_run_name
-from services.trainer.policies import FlowPolicy, Prefix, load_policy, save_policy
+from services.trainer.policies import FlowPolicy, Prefix, load_weights, save_policy
 from services.trainer.ppo_metrics import environment_metrics, episode_rows, merge, numbers, ratio_metrics
 from services.trainer.ppo_stop import Stop, stop_reason
 from services.trainer.rollout import Client
@@ -253,7 +253,7 @@ def train(
         keyframes = load_keyframes(config.keyframes, config.keyframe_decisions, policy.config.chunk_actions, interface)
     policy.reconfigure(config.seed, **config.policy_settings())
     learner = Learner(policy, config)
-    first = _resume(record, learner) if config.resume else 0
+    first = record.resume(partial(load_weights, policy), learner.optimizers) if config.resume else 0
     collector = RolloutCollector(
         client, policy, config, unique_run_name("grpo"), stored, lambda count: on_progress("rollout", count, 0)
     )
@@ -307,12 +307,3 @@ def _summary(iteration: int, metrics: dict[str, Any]) -> str:
     shown = [f"{name.split('/')[1]} {metrics[name]:.3g}" for name in names if name in metrics]
     stop = f" stop: {metrics['actor/stop_reason']}" if metrics.get("actor/stop_reason") else ""
     return f"iteration {iteration}: {', '.join(shown)}, {metrics['time/iteration_wall_s']:.0f} s{stop}"
-
-
-def _resume(record: RunRecord, learner: Learner) -> int:
-    checkpoint = record.latest_checkpoint()
-    if checkpoint is None:
-        return 0
-    record.publish(checkpoint)  # a kill may have come between the checkpoint and the policy made from it
-    learner.policy.load_state_dict(load_policy(checkpoint / "policy").state_dict())
-    return int(record.restore(checkpoint, learner.optimizers)["iteration"])

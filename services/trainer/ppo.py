@@ -22,7 +22,7 @@ from torch import Tensor
 
 from services.trainer.agreement import AgreementError, check_agreement, recompute_old
 from services.trainer.plans import plan_episodes, unique_run_name
-from services.trainer.policies import FlowPolicy, PolicyEvaluation, Prefix, load_policy, save_policy
+from services.trainer.policies import FlowPolicy, PolicyEvaluation, Prefix, load_weights, save_policy
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.ppo_metrics import (
     episode_rows,
@@ -296,7 +296,7 @@ def train(
     """Run `config.iterations` of PPO; `policy` is trained in place and returned."""
     policy.reconfigure(config.seed, **config.policy_settings())
     learner = Learner(policy, config)
-    first = _resume(record, learner) if config.resume else 0
+    first = record.resume(partial(load_weights, policy), learner.optimizers) if config.resume else 0
     collector = RolloutCollector(
         client, policy, config, unique_run_name("ppo"), stored, lambda count: on_progress("rollout", count, 0)
     )
@@ -323,15 +323,6 @@ def train(
             record.checkpoint(iteration + 1, partial(save_policy, policy, card=about), learner.optimizers, {})
         on_progress(summary(iteration, metrics), 1, config.iterations)
     return policy
-
-
-def _resume(record: RunRecord, learner: Learner) -> int:
-    checkpoint = record.latest_checkpoint()
-    if checkpoint is None:
-        return 0
-    record.publish(checkpoint)  # a kill may have come between the checkpoint and the policy made from it
-    learner.policy.load_state_dict(load_policy(checkpoint / "policy").state_dict())
-    return int(record.restore(checkpoint, learner.optimizers)["iteration"])
 
 
 def _final_values(policy: FlowPolicy, rollout: Rollout, config: PPOConfig) -> Tensor:

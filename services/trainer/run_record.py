@@ -10,18 +10,18 @@ OUT/policy/                          the newest checkpoint's policy
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.trainer.directories import claim
 from services.trainer.json_files import append_jsonl, keep_rows, read_json, read_jsonl, write_json
 from worldserve.files import replace_directory, siblings, temporary_sibling, whole_sibling
 from worldserve.settings import refuse_changed_settings
@@ -80,7 +80,10 @@ class RunRecord:
         RuntimeError while another process writes the directory.
         """
         self.directory = directory
-        self._lock = _lock(directory)
+        self._lock = claim(
+            directory,
+            f"out: another process is writing the run in {directory}; wait for it, or give another --out",
+        )
         try:
             self._start(directory, config, resume, may_change, added or {})
         except BaseException:
@@ -184,6 +187,15 @@ class RunRecord:
         self.drop_rows_from(state["iteration"])
         return state
 
+    def resume(self, load: Callable[[Path], None], optimizers: Mapping[str, torch.optim.Optimizer]) -> int:
+        """Go on from the newest checkpoint: `load` gets its policy's directory. Returns the iteration to run next."""
+        checkpoint = self.latest_checkpoint()
+        if checkpoint is None:
+            return 0
+        self.publish(checkpoint)  # a kill may have come between the checkpoint and the policy made from it
+        load(checkpoint / "policy")
+        return int(self.restore(checkpoint, optimizers)["iteration"])
+
     def drop_rows_from(self, iteration: int) -> None:
         """Drop the rows of `iteration` and later ones, which will be run again."""
         for name in ("metrics.jsonl", "episodes.jsonl"):
@@ -193,20 +205,6 @@ class RunRecord:
         """Flush TensorBoard, and let others write the directory."""
         self._tensorboard.close()
         self._lock.close()
-
-
-def _lock(directory: Path) -> BinaryIO:
-    """An open file whose lock ends with it, or with the process however that ends."""
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = open(directory / ".lock", "ab")  # noqa: SIM115 -- held until close
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise RuntimeError(
-            f"out: another process is writing the run in {directory}; wait for it, or give another --out"
-        ) from error
-    return lock
 
 
 def _began(directory: Path) -> bool:

@@ -17,17 +17,17 @@ where an earlier one was stopped or killed, and in a fresh clone knows what is d
 from __future__ import annotations
 
 import datetime
-import fcntl
 import signal
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
+from services.trainer.directories import claim
 from services.trainer.study_executors import Outcome, run_locally, run_on_ray
 from services.trainer.study_figures import record_figures
 from services.trainer.study_file import Study, load_study
@@ -101,7 +101,7 @@ def run(config: StudyConfig, module: str = MODULE) -> int:
         for item in wanted:
             print(f"{'done' if item.name in finished else 'to do':>6}  {item.name}")
         return 0
-    with _locked(out):
+    with claim(out, f"out: another process carries out the study in {out}; wait for it"):
         about = {"study": study.name, "file": str(study.path), "file_sha256": study.sha256, "date": _today()}
         about |= {"commit": _commit(), "criterion_sha256": criterion_sha256(study.frozen())}
         frozen = freeze(results, study.frozen(), about)
@@ -223,19 +223,6 @@ def _commit() -> str:
         return current_commit()
     except ValueError:
         return ""
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """One study at a time writes a directory; the lock ends with the process, however that ends."""
-    out.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        lock = stack.enter_context(open(out / ".lock", "ab"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RuntimeError(f"out: another process carries out the study in {out}; wait for it") from None
-        yield
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,11 +31,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from services.trainer.commands import Command, find_command
-from services.trainer.gates import UniqueKeyLoader
 from services.trainer.recipes import typed_settings
+from services.trainer.yaml_files import read_yaml
 from worldserve.files import file_sha256
 from worldserve.settings import json_safe
 
@@ -179,12 +177,7 @@ def load_study(path: Path) -> Study:
     Raises:
         FileNotFoundError, ValueError: naming the file, the key, what was expected and what is there.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"study: expected a YAML file; {path} is none. studies/mini.yaml is one to begin with.")
-    try:
-        stored = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)  # noqa: S506 a SafeLoader
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"study {path}: expected YAML; {error}") from error
+    stored = read_yaml(path, "study", "studies/mini.yaml")
     try:
         return _study(path, stored)
     except ValueError as error:

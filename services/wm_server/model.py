@@ -75,13 +75,14 @@ class WorldModel:
     @torch.inference_mode()
     def _memory(self, windows: Sequence[Window], condition: Tensor, anchors: Tensor) -> Tensor | None:
         """What the draft remembers, window by window: always the same shapes, so the same bytes in any company."""
+        if not self.transformer.config.draft_width:
+            return None
         found = []
-        for number, window in enumerate(windows):
+        for window, latents, anchor in zip(windows, condition, anchors):
             past, chunks = torch.from_numpy(window.past)[None], torch.tensor([len(window.past)])
-            row = slice(number, number + 1)
             before = (past.to(self.device), chunks.to(self.device))
-            found.append(self.transformer.memory(condition[row, :, 0], anchors[row], *before))
-        return torch.cat([part for part in found if part is not None]) if self.transformer.config.draft_width else None
+            found.append(self.transformer.draft.memory(latents[None, :, 0], anchor[None], *before))
+        return torch.cat(found)
 
     @torch.inference_mode()
     def decode(self, latents: Tensor, anchor: NDArray[np.uint8], offsets: Sequence[int]) -> NDArray[np.uint8]:

@@ -27,6 +27,7 @@ from worldserve.messages import ScoreItem, Verdict
 # A clip of 50 frames of 480 x 640 still fits into a message, whose limit is 256 MiB.
 CLIP_BYTES = 64 * 2**20
 Frames = NDArray[np.uint8]
+Scores = NDArray[np.floating[Any]]
 Draw = Callable[[WorldModel, Episode, Sequence[int]], Frames]
 
 
@@ -159,22 +160,26 @@ def reward_facts(reward: RewardClient) -> dict[str, Any]:
     return {"provenance_fingerprint": fingerprint(provenance), "facts": dict(provenance.facts)}
 
 
-def area_under_curve(rows: Sequence[Outcome]) -> float:
-    """Share of the pairs of a success and a failure in which the success has the higher peak, ties by half: how well
-    outcomes are told apart at any threshold. Not a number without both kinds."""
-    success = np.array([row.peak for row in rows if row.success])
-    failure = np.array([row.peak for row in rows if not row.success])
+def area_under_curve(success: Scores, failure: Scores) -> float:
+    """Share of the pairs of a success and a failure in which the success scores higher, ties by half: how well outcomes
+    are told apart at any threshold. Not a number without both kinds."""
     if not len(success) or not len(failure):
         return float("nan")
     above = (success[:, None] > failure).mean() + 0.5 * (success[:, None] == failure).mean()
     return float(above)
 
 
+def area_of(rows: Sequence[Outcome]) -> float:
+    """Area under the curve of the peaks."""
+    success, failure = (np.array([row.peak for row in rows if row.success is kind]) for kind in (True, False))
+    return area_under_curve(success, failure)
+
+
 def as_json(rows: Sequence[Outcome]) -> dict[str, Any]:
     """Counts, fake success, recall and every row, for a JSON file."""
     found = accuracy_of(rows)
     shares = {"fake_success": found.fake_success, "recall": found.recall, "balanced": found.balanced}
-    area = area_under_curve(rows)
+    area = area_of(rows)
     if np.isfinite(area):
         shares["area_under_curve"] = area
     return {**asdict(found), **shares, "rows": [asdict(row) for row in rows]}

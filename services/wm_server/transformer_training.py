@@ -151,10 +151,10 @@ class TransformerTraining:
         self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95))
         shares = (dict(config.start_weights), config.failure_fraction, directories, config.data_weights)
         self.probabilities = mixed_probabilities(windows, *shares)
-        self.last_chunk = max(row["t"] for row in windows.rows)
         if config.model.draft_width:
             self._check_whole_episodes()
-            self.episode_probabilities = mixed_probabilities(windows, {self.last_chunk: 1.0}, *shares[1:])
+            last_chunk = max(row["t"] for row in windows.rows)
+            self.episode_probabilities = mixed_probabilities(windows, {last_chunk: 1.0}, *shares[1:])
         self._models = {"model": self.model, "average": self.average.model}
         self._directory = out / "checkpoint"
         with self.ranks.main_first():

@@ -38,6 +38,9 @@ def test_every_setting_that_differs_is_listed_by_its_dotted_name() -> None:
 def test_the_same_settings_pass(before: dict[str, Any], now: dict[str, Any]) -> None:
     refuse(before, now)
     refuse(now, before)
+    with pytest.raises(ValueError) as caught:  # and beside a setting that differs, they are not named either
+        refuse({**before, "other": 1}, {**now, "other": 2})
+    assert str(caught.value).splitlines()[1:-1] == ["  other: expected 1; got 2"]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from services.trainer.directories import claim
 from services.trainer.json_files import read_json, write_json
 from worldserve.jobs import JobState
 
@@ -57,7 +57,9 @@ class JobStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.lock = threading.RLock()
-        self._lock_file = _claim(directory)
+        self._lock_file = claim(
+            directory, f"jobs: another trainer serves the jobs in {directory}; use that one, or name another --jobs"
+        )
         self._records: dict[str, JobRecord] = {}
         for path in sorted(directory.glob(f"*/{RECORD}")):
             record = _from_json(path)
@@ -107,19 +109,6 @@ class JobStore:
         values = {**dataclasses.asdict(record), "state": record.state.value}
         write_json(self.directory / record.job_id / RECORD, values)
         self._records[record.job_id] = record
-
-
-def _claim(directory: Path) -> BinaryIO:
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = open(directory / ".lock", "ab")  # noqa: SIM115 -- held until close, or the process's end
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise RuntimeError(
-            f"jobs: another trainer serves the jobs in {directory}; use that one, or name another --jobs"
-        ) from None
-    return lock
 
 
 def _from_json(path: Path) -> JobRecord:

@@ -1,6 +1,6 @@
 """Policies: observation to action chunk, with densities and values for policy-gradient training."""
 
-from services.trainer.policies.checkpoint import find_policy, load_policy, policy_age, save_policy
+from services.trainer.policies.checkpoint import find_policy, load_policy, load_weights, policy_age, save_policy
 from services.trainer.policies.config import SIZES, FlowPolicyConfig, flow_mini
 from services.trainer.policies.flow_policy import FlowPolicy
 from services.trainer.policies.network import Prefix
@@ -17,6 +17,7 @@ __all__ = [
     "find_policy",
     "flow_mini",
     "load_policy",
+    "load_weights",
     "policy_age",
     "save_policy",
 ]

@@ -83,3 +83,8 @@ def load_policy(directory: str | Path) -> FlowPolicy:
     policy = FlowPolicy(FlowPolicyConfig(**fields))
     policy.load_state_dict(load_file(source / "model.safetensors"), strict=True)
     return policy.eval()
+
+
+def load_weights(policy: FlowPolicy, directory: Path) -> None:
+    """The weights in `directory` into `policy`, whose settings stay as they are."""
+    policy.load_state_dict(load_policy(directory).state_dict())

@@ -17,7 +17,7 @@ from services.wm_server.measure import last_frames, predict_episode, predict_res
 from services.wm_server.outcomes import (
     Outcome,
     accuracy_of,
-    area_under_curve,
+    area_of,
     as_json,
     balanced_episodes,
     has_both_outcomes,
@@ -170,10 +170,10 @@ def test_after_a_frame_the_recorded_ones_come_first() -> None:
 def test_area_under_the_curve_counts_ordered_pairs(successes: list[float], failures: list[float], area: float) -> None:
     rows = [Outcome("e", "s", True, True, peak) for peak in successes]
     rows += [Outcome("e", "s", False, False, peak) for peak in failures]
-    assert area_under_curve(rows) == area
+    assert area_of(rows) == area
 
 
 def test_one_kind_alone_has_no_area() -> None:
     rows = [Outcome("e", "s", True, True, 0.5)]
-    assert np.isnan(area_under_curve(rows))
+    assert np.isnan(area_of(rows))
     assert "area_under_curve" not in as_json(rows)

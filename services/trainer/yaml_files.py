@@ -1,0 +1,41 @@
+"""YAML files that people write: every key once, and errors that name the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def read_yaml(path: Path, what: str, example: str) -> Any:
+    """The value of a YAML file.
+
+    Args:
+        path: the file.
+        what: what it holds, for messages.
+        example: a file of the repository to begin with.
+
+    Raises:
+        FileNotFoundError, ValueError: where there is no such file, it is no YAML, or a key occurs twice.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{what}: expected a YAML file; {path} is none. {example} is one to begin with.")
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # noqa: S506 a SafeLoader
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{what} {path}: expected YAML; {error}") from error
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A key that is written twice would silently lose its first value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As the base class, but a key that occurs twice is an error."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for number, key in enumerate(keys) if key in keys[:number]]
+        if twice:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"expected every key once; got {twice[0]!r} twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
