@@ -55,16 +55,26 @@ def retried(call: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]
     return replies
 
 
-def resumable(command: str, work: Callable[[], int]) -> int:
-    """The exit status of a job that goes on where it stopped: its own, 130 when interrupted, 1 for an error, said."""
+def _same_command() -> str:
+    return "interrupted; the same command goes on from here"
+
+
+def resumable(command: str, work: Callable[[], int], how_to_go_on: Callable[[], str] = _same_command) -> int:
+    """The exit status of a job that goes on where it stopped: its own, 130 when interrupted, 1 for an error, said.
+
+    `how_to_go_on` is asked after an interruption: what is whole, and which command goes on from it.
+    """
     try:
         return work()
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print(f"worldserve {command}: {how_to_go_on()}", file=sys.stderr)
         return 130
     except ItemFailedError as error:
-        print(f"worldserve {command}: {brief(error)} The same command goes on from here.", file=sys.stderr)
+        print(f"worldserve {command}: {brief(error)} {how_to_go_on()}", file=sys.stderr)
         return 1
-    except (ValueError, OSError, RuntimeError) as error:
+    except ConnectionError as error:
+        print(f"worldserve {command}: {error} {how_to_go_on()}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         print(f"worldserve {command}: {error}", file=sys.stderr)
         return 1

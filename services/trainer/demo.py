@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from services.trainer.calls import resumable
 from services.trainer.directories import is_empty
 from services.trainer.phases import PhaseClock
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.recipes import load_recipe
 from services.trainer.run_record import read_json, read_jsonl, write_json
 from worldserve.files import file_sha256
-from worldserve.messages import ItemFailedError
 from worldserve.serving.launcher import Launcher, ServerProcess
 from worldserve.settings import refuse_changed_settings
 
@@ -328,19 +328,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     config = tyro.cli(DemoConfig, args=argv, prog="worldserve demo", description=__doc__).sized()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same orderly end as Ctrl-C
-    try:
-        report = run(config, Console(stderr=True))
-    except KeyboardInterrupt:
-        print("worldserve demo: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    except ItemFailedError as error:
-        from services.trainer.calls import brief
+    return resumable("demo", lambda: _tell(run(config, Console(stderr=True))))
 
-        print(f"worldserve demo: {brief(error)} The same command goes on from here.", file=sys.stderr)
-        return 1
-    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
-        print(f"worldserve demo: {error}", file=sys.stderr)
-        return 1
+
+def _tell(report: Path) -> int:
     print(report)
     return 0
 

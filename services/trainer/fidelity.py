@@ -31,6 +31,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from services.trainer.calls import resumable
 from services.trainer.directories import is_empty
 from services.trainer.fidelity_measurement import (
     PROBABILITIES,
@@ -248,17 +249,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve fidelity`: exit status 1 when an episode failed, 130 when it was interrupted."""
     config = tyro.cli(FidelityConfig, args=argv, prog="worldserve fidelity", description=__doc__)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same orderly end as Ctrl-C
-    try:
-        failed = run(config)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    except ConnectionError as error:
-        print(f"worldserve fidelity: {error} The same command goes on from here.", file=sys.stderr)
-        return 1
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"worldserve fidelity: {error}", file=sys.stderr)
-        return 1
+    return resumable("fidelity", lambda: _tell(run(config)))
+
+
+def _tell(failed: Mapping[str, str]) -> int:
     for name, reason in failed.items():
         print(f"worldserve fidelity: {name} failed: {reason}", file=sys.stderr)
     if failed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from services.trainer.calls import brief
+from services.trainer.calls import resumable
 from services.trainer.policies import find_policy, load_policy
 from services.trainer.policy_gradient_config import MAY_CHANGE, PolicyGradientConfig
 from services.trainer.run_facts import (
@@ -25,23 +24,12 @@ from services.trainer.run_facts import (
 )
 from services.trainer.run_record import RunRecord
 from services.trainer.stored_rollouts import stored_run
-from worldserve.messages import ItemFailedError
 from worldserve.settings import json_safe
 
 
 def exit_status(job: str, out: Path, work: Callable[[], int]) -> int:
     """The exit status of a training run, with a line about what went wrong and how to go on."""
-    try:
-        return work()
-    except KeyboardInterrupt:
-        print(f"worldserve {job}: {how_to_go_on(out)}", file=sys.stderr)
-        return 130
-    except ItemFailedError as error:
-        print(f"worldserve {job}: {brief(error)} {how_to_go_on(out)}", file=sys.stderr)
-        return 1
-    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
-        print(f"worldserve {job}: {error}", file=sys.stderr)
-        return 1
+    return resumable(job, work, lambda: how_to_go_on(out))
 
 
 def how_to_go_on(out: Path) -> str:
