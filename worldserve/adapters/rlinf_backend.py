@@ -1,7 +1,7 @@
 """A server as the backend of RLinf's `WorldModelEnv`: `WorldModelBackend` of RLinf's issue #1511 and pull request #1518.
 
 RLinf's environment keeps the episodes, the reward and the resets; the server draws the frames. One call carries all
-environments of a worker, with pixels as they are (RLinf's own remote backend, #1567, sends lossy video, a request each).
+environments of a worker, with pixels as they are (RLinf's own remote backend, #1567, sends lossy video, a call each).
 """
 
 from __future__ import annotations
@@ -156,5 +156,5 @@ class RemoteWorldModelBackend:
         if not apart <= self._tolerance:
             raise ValueError(
                 f"init_frames: expected the first frame of {state!r} within {self._tolerance:g} grey levels; got one "
-                f"{apart:.1f} away. Are initial_states in the order of RLinf's data set, and its colours RGB in [-1, 1]?"
+                f"{apart:.1f} away. Are initial_states in the order of RLinf's data set, its colours RGB in [-1, 1]?"
             )

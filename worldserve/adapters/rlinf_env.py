@@ -33,8 +33,8 @@ class RemoteRLinfEnv(gymnasium.Env[Any, Any]):
 
     Observations: `main_images` uint8 (n, height, width, 3), `wrist_images` None, `states` float32 (n, dimensions),
     `task_descriptions`, n strings. Rewards are those of the contract, by action; a success is `infos["success"]` and
-    ends nothing by itself. `group_size` neighbours start from one state with noise seeds of their own (GRPO). Only ended
-    episodes are reset, and their figures are in `infos["final_info"]["episode"]`.
+    ends nothing by itself. `group_size` neighbours start from one state with noise seeds of their own (GRPO). Only
+    ended episodes are reset, and their figures are in `infos["final_info"]["episode"]`.
 
     Args:
         cfg: `targets`, `initial_states`, `seed`, `group_size`, `max_episode_steps`, `auto_reset`,
@@ -133,7 +133,8 @@ class RemoteRLinfEnv(gymnasium.Env[Any, Any]):
         if self.auto_reset and bool(done.any()):
             final_observation, final_info = observation, infos
             observation, infos = self.reset(env_idx=torch.nonzero(done)[:, 0].tolist())
-            infos |= {"final_observation": final_observation, "final_info": final_info, "success": final_info["success"]}
+            infos |= {"final_observation": final_observation, "final_info": final_info}
+            infos["success"] = final_info["success"]
             infos |= {"_final_observation": done, "_final_info": done, "_elapsed_steps": done}
             if self.record_metrics:
                 infos["episode"] = final_info["episode"]

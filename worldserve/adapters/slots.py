@@ -137,7 +137,9 @@ class EpisodeSlots:
         """
         idle = [slot for slot in slots if not self._running[slot]]
         if idle:
-            raise NoEpisodeError(f"slots {idle}: expected a running episode; got none, or one that has ended. Reset first.")
+            raise NoEpisodeError(
+                f"slots {idle}: expected a running episode; got none, or one that has ended. Reset first."
+            )
         values: NDArray[np.float32] = np.asarray(actions, np.float32)
         shape = (len(slots), self.interface.timing.chunk_actions, self.interface.action_dimensions)
         if values.shape != shape:

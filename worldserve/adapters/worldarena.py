@@ -7,8 +7,8 @@
 assets/track2_world_model_service_api_en.md). Stateless: a prediction depends on its request alone. The bearer token, if
 there is one, is the environment variable WORLDARENA_TOKEN.
 
-A server of the contract starts episodes from its sealed states only, so that a sample's context is one frame, which must
-be such a state's first frame pixel by pixel. `python -m services.wm_server.worldarena` serves shipped and trained
+A server of the contract starts episodes from its sealed states only, so that a sample's context is one frame, which
+must be such a state's first frame pixel by pixel. `python -m services.wm_server.worldarena` serves shipped and trained
 weights in process, from any frames.
 """
 

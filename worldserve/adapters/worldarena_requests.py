@@ -134,7 +134,8 @@ def _image(name: str, image: Any, profile: Profile) -> NDArray[np.uint8]:
         data = base64.b64decode(image.get("data", ""), validate=True)
         with Image.open(io.BytesIO(data), formats=["PNG"]) as opened:
             # Before a pixel is decoded: a small file may hold a huge image.
-            if opened.mode != "RGB" or opened.size != (profile.width, profile.height) or getattr(opened, "n_frames", 1) > 1:
+            size, moving = (profile.width, profile.height), getattr(opened, "n_frames", 1) > 1
+            if opened.mode != "RGB" or opened.size != size or moving:
                 raise invalid(f"{name}.data: expected one RGB image of {profile.height} x {profile.width}, 8 bits")
             return np.asarray(opened, np.uint8).copy()
     except RequestError:
