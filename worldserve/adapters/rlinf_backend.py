@@ -40,6 +40,7 @@ class RemoteWorldModelBackend:
 
     Attributes:
         chunk: actions a `generate`.
+        action_dim: numbers of an action.
         condition_frame_length: frames that RLinf hands over at the start; one is enough.
         image_size: (height, width).
     """
@@ -63,7 +64,7 @@ class RemoteWorldModelBackend:
         self._slots = EpisodeSlots(targets, num_envs, initial_states, seed, interface=interface, timeout_s=timeout_s)
         self._seeds, self._tolerance = seeds, frame_tolerance
         observation = self._slots.interface.observation
-        self.chunk = self._slots.interface.timing.chunk_actions
+        self.chunk, self.action_dim = self._slots.interface.timing.chunk_actions, self._slots.interface.action_dimensions
         self.image_size = (observation.height, observation.width)
 
     def open_session(
