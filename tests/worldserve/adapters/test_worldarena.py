@@ -171,6 +171,7 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any]], Any], int, str]] = [
     ("wide", lambda d: d["samples"][0].update(actions=[[0.0, 0.0]]), 400, "samples[0].actions[0] has dimension 2; expected 1"),
     ("text", lambda d: d["samples"][0].update(actions=[["0"]]), 400, "samples[0].actions[0]: expected numbers"),
     ("huge", lambda d: d["samples"][0].update(actions=[[1e39]]), 400, "finite float32"),
+    ("huge integer", lambda d: d["samples"][0].update(actions=[[10**400]]), 400, "finite float32"),
     ("history", lambda d: d["samples"][0]["context"].update(actions=[[0.0]]), 400, "context.actions: expected 0 rows"),
     ("states", lambda d: d["samples"][0]["context"].update(states=[[0.0]]), 400, "context.states: expected null"),
     ("two frames", lambda d: d["samples"][0]["context"]["frames"].append(png(first_frame(STATES[0]))), 400, "expected 1 to 1 images"),
@@ -197,7 +198,7 @@ def test_a_wrong_field_is_named(
     assert message in body["error"]["message"]
 
 
-@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b'{"seed": NaN}', b"[" * 100_000], ids=range(5))
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b'{"seed": NaN}', b"[" * 100_000], ids=["cut", "list", "bytes", "NaN", "deep"])
 def test_what_is_no_json_document_of_finite_numbers_is_refused(server: WorldArenaServer, body: bytes) -> None:
     status, document, _ = call(server, "POST", "/v1/predict", body)
     assert (status, document["error"]["code"], document["error"]["request_id"]) == (400, "INVALID_ARGUMENT", None)
