@@ -14,7 +14,7 @@ from worldserve.serving import ServerSettings, errors, run_environment_server
 
 
 def predict(frame, actions, noise):
-    """The model, uint8 (36, 36, 3) and float32 (n, 1) to uint8 (n, 36, 36, 3): here one that draws a little too dark."""
+    """The model, uint8 (36, 36, 3) and float32 (n, 1) to uint8 (n, 36, 36, 3): this one draws a little too dark."""
     drawn = draw(actions[:, 0], COLUMNS[frame[0, :, 1].argmax()])
     return (drawn * noise.uniform(0.8, 1.0, (len(actions), 1, 1, 1))).astype(np.uint8)
 

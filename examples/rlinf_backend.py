@@ -2,8 +2,8 @@
 
 python -m examples.rlinf_backend 127.0.0.1:50052 adjust_bottle/train/0000 adjust_bottle/train/0001
 
-In RLinf: return RemoteWorldModelBackend(targets, num_envs, initial_states) from a WorldModelEnv's `_build_backend`, with
-initial_states in the order of its data set's episodes.
+In RLinf: return RemoteWorldModelBackend(targets, num_envs, initial_states) from a WorldModelEnv's `_build_backend`,
+with initial_states in the order of its data set's episodes.
 """
 
 import sys

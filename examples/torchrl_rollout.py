@@ -22,7 +22,9 @@ def main(argv):
         0.99, 0.95, values, values, following["reward"], following["done"], following["terminated"]
     )
     print(f"rollout {tuple(rollout.batch_size)}, frames {tuple(rollout['pixels'].shape[2:])}")
-    print(f"{int(following['done'].sum())} episodes ended, {int(following['success'][following['done']].sum())} succeeded")
+    print(
+        f"{int(following['done'].sum())} episodes ended, {int(following['success'][following['done']].sum())} succeeded"
+    )
     print(f"advantages {tuple(advantages.shape)}, mean {advantages.mean():.3f}")
     env.close()
 

@@ -14,7 +14,9 @@ def bridge_parser(program: str, description: str) -> argparse.ArgumentParser:
         f"python -m {program}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--target", required=True, help="HOST:PORT of a simulator or a world model")
-    parser.add_argument("--bind", default="127.0.0.1:0", help="HOST:PORT to listen at (default: %(default)s, a free one)")
+    parser.add_argument(
+        "--bind", default="127.0.0.1:0", help="HOST:PORT to listen at (default: %(default)s, a free one)"
+    )
     parser.add_argument("--initial-states", required=True, nargs="+", metavar="ID", help="states to start from")
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="SECONDS", help="deadline of a call to the target (%(default)g)"

@@ -4,8 +4,8 @@
         --initial-states adjust_bottle/train/0000 adjust_bottle/train/0001
 
 A world is a sequence of episodes for one agent. `CreateWorld` may set `initial_state_id` (one state, or several) and
-`seed`; `Reset` may set `initial_state_id` and `noise_seed` of the next episode. As dm_env_rpc has it, the first step of a
-sequence ignores its action, and the step after an end begins the next sequence; a `terminated` end is TERMINATED, a
+`seed`; `Reset` may set `initial_state_id` and `noise_seed` of the next episode. As dm_env_rpc has it, the first step of
+a sequence ignores its action, and the step after an end begins the next sequence; a `terminated` end is TERMINATED, a
 `truncated` one INTERRUPTED. An action out of the contract's range is refused here, where the contract would clip it.
 """
 
@@ -289,7 +289,7 @@ def _failure(code: int, message: str) -> Any:
 
 
 def start_dm_env_rpc_server(servicer: DmEnvRpcServicer, bind: str) -> tuple[grpc.Server, str]:
-    """Starts a server, insecure as those of the contract; returns it and its address. Raises OSError for a taken one."""
+    """Starts a server, insecure as the contract's own, and names its address. Raises OSError for a taken one."""
     server = grpc.server(ThreadPoolExecutor(MAX_CONNECTIONS, thread_name_prefix="dm-env-rpc"), options=server_options())
     dm_env_rpc_pb2_grpc.add_EnvironmentServicer_to_server(servicer, server)
     try:

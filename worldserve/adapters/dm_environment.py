@@ -1,9 +1,9 @@
 """One episode at a time as a `dm_env.Environment`: a step is a chunk of the contract.
 
-    env = RemoteEnvironment("127.0.0.1:50051", ["adjust_bottle/train/0000"])
-    timestep = env.reset()
-    while not timestep.last():
-        timestep = env.step(policy(timestep.observation))
+env = RemoteEnvironment("127.0.0.1:50051", ["adjust_bottle/train/0000"])
+timestep = env.reset()
+while not timestep.last():
+    timestep = env.step(policy(timestep.observation))
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One episode at a time as a `gymnasium.Env`: a step is a chunk of the contract.
 
-    env = RemoteEnv("127.0.0.1:50051", ["adjust_bottle/train/0000", "adjust_bottle/train/0001"])
-    observation, info = env.reset(seed=0)
-    observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+env = RemoteEnv("127.0.0.1:50051", ["adjust_bottle/train/0000", "adjust_bottle/train/0001"])
+observation, info = env.reset(seed=0)
+observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
 """
 
 from __future__ import annotations
@@ -135,9 +135,7 @@ class RemoteEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         self._frame = reply.frame
         return {"frame": reply.frame, "proprioception": reply.proprioception}, reset_info(reply)
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[Observation, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[Observation, SupportsFloat, bool, bool, dict[str, Any]]:
         """Runs a chunk, float32 (chunk_actions, dimensions). Raises NoEpisodeError before a reset and after an end."""
         [reply] = self._slots.step([0], np.asarray(action)[None])
         self._frame = reply.frames[-1]

@@ -1,4 +1,4 @@
-"""A server as the backend of RLinf's `WorldModelEnv`: `WorldModelBackend` of RLinf's issue #1511 and pull request #1518.
+"""A server as the backend of RLinf's `WorldModelEnv`: `WorldModelBackend` of its issue #1511 and pull request #1518.
 
 RLinf's environment keeps the episodes, the reward and the resets; the server draws the frames. One call carries all
 environments of a worker, with pixels as they are (RLinf's own remote backend, #1567, sends lossy video, a call each).
@@ -64,7 +64,10 @@ class RemoteWorldModelBackend:
         self._slots = EpisodeSlots(targets, num_envs, initial_states, seed, interface=interface, timeout_s=timeout_s)
         self._seeds, self._tolerance = seeds, frame_tolerance
         observation = self._slots.interface.observation
-        self.chunk, self.action_dim = self._slots.interface.timing.chunk_actions, self._slots.interface.action_dimensions
+        self.chunk, self.action_dim = (
+            self._slots.interface.timing.chunk_actions,
+            self._slots.interface.action_dimensions,
+        )
         self.image_size = (observation.height, observation.width)
 
     def open_session(

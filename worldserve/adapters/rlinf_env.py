@@ -95,7 +95,7 @@ class RemoteRLinfEnv(gymnasium.Env[Any, Any]):
         drawn = self._generator.integers(len(self._slots.initial_states), size=self.num_envs // self.group_size)
         self.reset_state_ids = torch.from_numpy(np.repeat(drawn, self.group_size))
 
-    def reset(self, *, env_idx: Any = None, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # type: ignore[override]
+    def reset(self, *, env_idx: Any = None, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Opens episodes in `env_idx` (all by default); the others go on."""
         self.is_start = False
         slots = list(range(self.num_envs)) if env_idx is None else [int(slot) for slot in env_idx]

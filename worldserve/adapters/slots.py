@@ -108,9 +108,7 @@ class EpisodeSlots:
             state, seed = starts[position] if starts is not None else (None, None)
             self._opened[slot] += 1
             name = f"{self._prefix}/{slot}/{self._opened[slot]}"
-            items.append(
-                ResetItem(name, drawn if state is None else state, drawn_seed if seed is None else int(seed))
-            )
+            items.append(ResetItem(name, drawn if state is None else state, drawn_seed if seed is None else int(seed)))
         self.release(slots)
         replies = self._call(slots, items, [client.reset for client in self._clients])
         for slot, item, reply in zip(slots, items, replies, strict=True):
@@ -120,9 +118,7 @@ class EpisodeSlots:
             self.release(slots)
         return raise_for_errors(replies)
 
-    def step(
-        self, slots: Sequence[int], actions: ArrayLike, frames: FrameSelection | None = None
-    ) -> list[StepReply]:
+    def step(self, slots: Sequence[int], actions: ArrayLike, frames: FrameSelection | None = None) -> list[StepReply]:
         """Runs one chunk in each slot.
 
         Args:
@@ -219,5 +215,3 @@ class EpisodeSlots:
 def _interface_of(target: str, timeout_s: float) -> Interface:
     with EnvironmentClient(target, timeout_s=timeout_s) as client:
         return client.get_contract().interface
-
-

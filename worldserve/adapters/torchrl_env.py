@@ -1,7 +1,7 @@
 """A batched `torchrl.envs.EnvBase`: one tensordict a step, one call a server.
 
-    env = RemoteTorchRLEnv("127.0.0.1:50051", 16, states)
-    rollout = env.rollout(4, break_when_any_done=False)
+env = RemoteTorchRLEnv("127.0.0.1:50051", 16, states)
+rollout = env.rollout(4, break_when_any_done=False)
 """
 
 from __future__ import annotations

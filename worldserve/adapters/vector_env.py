@@ -82,7 +82,9 @@ class RemoteVectorEnv(VectorEnv[Batch, NDArray[np.float32], NDArray[Any]]):
         mask = _mask(chosen.pop("reset_mask", None), self.num_envs)
         start = start_of(chosen)
         if seed is not None:
-            seeds = [seed + number for number in range(self.num_envs)] if isinstance(seed, int) else list(seed)
+            seeds = (
+                [seed + number for number in range(self.num_envs)] if isinstance(seed, int | np.integer) else list(seed)
+            )
             if len(seeds) != self.num_envs:
                 raise ValueError(f"seed: expected {self.num_envs} seeds, one an environment; got {len(seeds)}")
             given = [(slot, value) for slot, value in enumerate(seeds) if value is not None and mask[slot]]
@@ -164,4 +166,3 @@ def _mask(given: Any, count: int) -> NDArray[np.bool_]:
             f"options['reset_mask']: expected bool ({count},), true somewhere; got {mask.dtype} {mask.shape}"
         )
     return mask.astype(np.bool_)
-

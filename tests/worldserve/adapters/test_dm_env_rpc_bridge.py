@@ -15,9 +15,9 @@ from worldserve.serving import RunningServer, ServerSettings, start_environment_
 
 pytest.importorskip("gymnasium")
 pytest.importorskip("dm_env_rpc", reason="pip install '.[dm-env]'")
-from dm_env_rpc.v1 import compliance, connection, dm_env_adaptor, dm_env_rpc_pb2, error, tensor_utils  # noqa: E402
+from dm_env_rpc.v1 import compliance, connection, dm_env_adaptor, dm_env_rpc_pb2, error, tensor_utils
 
-from worldserve.adapters.dm_env_rpc_bridge import DmEnvRpcServicer, start_dm_env_rpc_server  # noqa: E402
+from worldserve.adapters.dm_env_rpc_bridge import DmEnvRpcServicer, start_dm_env_rpc_server
 
 _bridges: list[Any] = []
 

@@ -11,10 +11,10 @@ from worldserve.serving import RunningServer, ServerSettings, start_environment_
 
 pytest.importorskip("gymnasium")
 pytest.importorskip("dm_env", reason="pip install '.[dm-env]'")
-from absl.testing import absltest  # noqa: E402
-from dm_env import test_utils  # noqa: E402
+from absl.testing import absltest
+from dm_env import test_utils
 
-from worldserve.adapters.dm_environment import RemoteEnvironment  # noqa: E402
+from worldserve.adapters.dm_environment import RemoteEnvironment
 
 
 class TestDmEnvsOwnSuite(test_utils.EnvironmentTestMixin, absltest.TestCase):

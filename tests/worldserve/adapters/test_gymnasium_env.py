@@ -17,10 +17,10 @@ from worldserve.messages import ItemFailedError
 from worldserve.serving import RunningServer
 
 pytest.importorskip("gymnasium")
-from gymnasium.utils.env_checker import check_env  # noqa: E402
+from gymnasium.utils.env_checker import check_env
 
-from worldserve.adapters.gymnasium_env import RemoteEnv  # noqa: E402
-from worldserve.adapters.slots import NoEpisodeError  # noqa: E402
+from worldserve.adapters.gymnasium_env import RemoteEnv
+from worldserve.adapters.slots import NoEpisodeError
 
 
 @pytest.fixture

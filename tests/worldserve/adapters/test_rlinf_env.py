@@ -93,7 +93,7 @@ def test_offload_frees_the_servers_episodes(server: RunningServer) -> None:
 
 
 def test_settings_that_the_contract_contradicts_are_refused(server: RunningServer) -> None:
-    with pytest.raises(ValueError, match="max_episode_steps: expected 4, the contract's termination.limit_actions"):
+    with pytest.raises(ValueError, match=r"max_episode_steps: expected 4, the contract's termination\.limit_actions"):
         RemoteRLinfEnv(settings(server, max_episode_steps=200), 1, 0, 1)
     with pytest.raises(ValueError, match="num_envs: expected a multiple of group_size 2; got 3"):
         RemoteRLinfEnv(settings(server, group_size=2), 3, 0, 1)
@@ -120,10 +120,14 @@ def test_rlinfs_registry_gives_it_and_rlinfs_own_classes_take_what_it_returns(se
             observations, rewards, terminations, truncations, infos = env.chunk_step(chunks(0.643, -1.0))
             outputs.append(
                 structures.EnvOutput(
-                    obs=observations[-1], final_obs=infos[-1].get("final_observation"), rewards=rewards,
-                    dones=terminations | truncations, terminations=terminations, truncations=truncations,
+                    obs=observations[-1],
+                    final_obs=infos[-1].get("final_observation"),
+                    rewards=rewards,
+                    dones=terminations | truncations,
+                    terminations=terminations,
+                    truncations=truncations,
                     env_infos=infos[-1],
-                )  # fmt: skip
+                )
             )
         env.close()
     finally:

@@ -10,10 +10,10 @@ from worldserve.serving import RunningServer
 
 pytest.importorskip("gymnasium")
 pytest.importorskip("stable_baselines3", reason="pip install '.[stable-baselines3]'")
-from stable_baselines3.common.env_checker import check_env  # noqa: E402
+from stable_baselines3.common.env_checker import check_env
 
-from worldserve.adapters.gymnasium_env import RemoteEnv  # noqa: E402
-from worldserve.adapters.stable_baselines3 import RemoteVecEnv  # noqa: E402
+from worldserve.adapters.gymnasium_env import RemoteEnv
+from worldserve.adapters.stable_baselines3 import RemoteVecEnv
 
 
 def test_stable_baselines3s_checker_takes_the_environment(server: RunningServer) -> None:

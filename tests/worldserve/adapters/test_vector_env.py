@@ -10,10 +10,10 @@ from worldserve.client import EnvironmentClient
 from worldserve.serving import RunningServer
 
 pytest.importorskip("gymnasium")
-from gymnasium.vector import AutoresetMode  # noqa: E402
+from gymnasium.vector import AutoresetMode
 
-from worldserve.adapters.slots import NoEpisodeError  # noqa: E402
-from worldserve.adapters.vector_env import RemoteVectorEnv  # noqa: E402
+from worldserve.adapters.slots import NoEpisodeError
+from worldserve.adapters.vector_env import RemoteVectorEnv
 
 GOAL = {"reach/train/0006": 0.643, "reach/train/0001": -0.643}
 

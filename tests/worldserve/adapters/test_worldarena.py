@@ -23,7 +23,7 @@ from worldserve.serving import RunningServer, ServerSettings, start_environment_
 
 Image = pytest.importorskip("PIL.Image")
 STATES = list(GOALS)[:3]
-TOKEN = "a-token-of-the-test"  # noqa: S105
+TOKEN = "a-token-of-the-test"
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,9 @@ def test_a_wrong_field_is_named(
     assert message in body["error"]["message"]
 
 
-@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b'{"seed": NaN}', b"[" * 100_000], ids=["cut", "list", "bytes", "NaN", "deep"])
+@pytest.mark.parametrize(
+    "body", [b"{", b"[1]", b"\xff", b'{"seed": NaN}', b"[" * 100_000], ids=["cut", "list", "bytes", "NaN", "deep"]
+)
 def test_what_is_no_json_document_of_finite_numbers_is_refused(server: WorldArenaServer, body: bytes) -> None:
     status, document, _ = call(server, "POST", "/v1/predict", body)
     assert (status, document["error"]["code"], document["error"]["request_id"]) == (400, "INVALID_ARGUMENT", None)

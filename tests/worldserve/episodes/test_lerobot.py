@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.worldserve.episodes.conftest import make_episode
+from tests.worldserve.episodes.conftest import MakeEpisode
 from worldserve.episodes import EpisodeWriter
 
 lerobot_dataset = pytest.importorskip(
     "lerobot.datasets.lerobot_dataset",
-    reason="lerobot is not installed; make an environment with `pip install 'lerobot==0.3.*'` and run this file there",
+    reason="lerobot is not installed; it needs torchvision, so make an environment with `pip install 'lerobot==0.3.*'` "
+    "and run this file there",
 )
 
 
-def test_lerobots_reader_gives_back_states_actions_and_pixels(tmp_path: Path) -> None:
+def test_lerobots_reader_gives_back_states_actions_and_pixels(tmp_path: Path, make_episode: MakeEpisode) -> None:
     episodes = [make_episode(number) for number in range(2)]
     with EpisodeWriter(tmp_path / "data") as writer:
         for episode in episodes:
