@@ -22,13 +22,13 @@ from typing import Any
 import grpc
 import numpy as np
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as rpc
-from dm_env_rpc.v1 import dm_env_rpc_pb2_grpc, spec_manager, tensor_spec_utils, tensor_utils
+from dm_env_rpc.v1 import dm_env_rpc_pb2_grpc, tensor_spec_utils, tensor_utils
 from google.rpc import code_pb2, status_pb2
 
 from worldserve.adapters.gymnasium_env import action_space, observation_space
 from worldserve.adapters.slots import EpisodeSlots
 from worldserve.contract import Interface
-from worldserve.messages import ItemFailedError, ResetReply
+from worldserve.messages import ItemFailedError
 from worldserve.wire.options import server_options
 
 MAX_CONNECTIONS = 64
@@ -132,7 +132,6 @@ class _Connection:
 
     def __init__(self, servicer: DmEnvRpcServicer) -> None:
         self._servicer = servicer
-        self._actions = spec_manager.SpecManager(servicer.specs.actions)
         self._world: _World | None = None
         self._slots: EpisodeSlots | None = None
         self._next_start: tuple[str | None, int | None] = (None, None)
@@ -196,7 +195,7 @@ class _Connection:
             [opened] = slots.reset([0], [self._next_start])
             world.restart, self._next_start = False, (None, None)
             self._show(opened.frame, opened.proprioception, 0.0, 1.0)
-            self._values[INSTRUCTION_UID] = _instruction(opened)
+            self._values[INSTRUCTION_UID] = opened.instruction
             state = rpc.RUNNING
         else:
             [reply] = slots.step([0], self._chunk(request.actions)[None])
@@ -259,16 +258,12 @@ class _Connection:
         dtype = tensor_utils.get_tensor_type(tensors[ACTION_UID])
         if dtype != np.float32:
             raise _Refusal(f"actions: expected float32; got {dtype}")
-        chunk = np.asarray(self._actions.unpack(tensors)["action"], np.float32)
+        chunk = np.asarray(tensor_utils.unpack_tensor(tensors[ACTION_UID]))
         if chunk.shape != space.shape:
             raise _Refusal(f"actions: expected shape {space.shape}; got {chunk.shape}")
         if not space.contains(chunk):  # false for NaN, too
             raise _Refusal("actions: expected every value within the spec's bounds; got one outside")
         return chunk
-
-
-def _instruction(reply: ResetReply) -> str:
-    return reply.instruction
 
 
 def _settings(given: Mapping[str, Any], known: Mapping[str, type[Any]]) -> dict[str, Any]:
