@@ -75,7 +75,7 @@ def _bound(spec: rpc.TensorSpec, name: str, space: Any) -> None:
         tensor_spec_utils.set_bounds(spec, space.low, space.high)
 
 
-class DmEnvRpcServicer(dm_env_rpc_pb2_grpc.EnvironmentServicer):  # type: ignore[misc]  # generated, without types
+class DmEnvRpcServicer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
     """Worlds over one target. A connection is one stream, and joins one world at a time.
 
     Args:

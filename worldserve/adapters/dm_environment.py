@@ -21,7 +21,7 @@ from worldserve.adapters.slots import EpisodeSlots
 from worldserve.contract import Interface
 
 
-class RemoteEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env is read without its types
+class RemoteEnvironment(dm_env.Environment):
     """A simulator or a world model.
 
     Observations are `frame` uint8 (height, width, 3) and `proprioception` float32 (dimensions,); an action is a chunk,

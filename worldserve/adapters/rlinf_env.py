@@ -140,7 +140,7 @@ class RemoteRLinfEnv(gymnasium.Env[Any, Any]):
                 infos["episode"] = final_info["episode"]
         return [observation], rewards, terminations, truncations, [infos]
 
-    def step(self, actions: Any = None, auto_reset: bool = True) -> Any:  # type: ignore[override]
+    def step(self, actions: Any = None, auto_reset: bool = True) -> Any:
         """Raises NotImplementedError: the contract's step is a chunk, `chunk_step`."""
         raise NotImplementedError("step: a server runs whole chunks; call chunk_step")
 

@@ -20,7 +20,7 @@ from worldserve.adapters.vector_env import AutoresetMode, RemoteVectorEnv
 from worldserve.contract import Interface
 
 
-class RemoteVecEnv(VecEnv):  # type: ignore[misc]  # Stable-Baselines3 is read without its types
+class RemoteVecEnv(VecEnv):
     """`num_envs` episodes side by side that are reset in the step that ends them, as Stable-Baselines3 expects.
 
     An ended episode's last observation is its info's `terminal_observation`; `TimeLimit.truncated` is true where the

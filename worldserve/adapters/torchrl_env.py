@@ -20,7 +20,7 @@ from worldserve.adapters.slots import EpisodeSlots
 from worldserve.contract import Interface
 
 
-class RemoteTorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is read without its types
+class RemoteTorchRLEnv(EnvBase):
     """`num_envs` episodes side by side, batch size (num_envs,).
 
     Keys: `pixels` uint8 (n, height, width, 3), `proprioception` float32 (n, dimensions), `action` float32

@@ -19,7 +19,10 @@ from worldserve.adapters.rlinf_env import RemoteRLinfEnv, register  # noqa: E402
 class Settings(dict[str, Any]):
     """By attribute and `get`, as OmegaConf."""
 
-    __getattr__ = dict.__getitem__
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
 
 
 def settings(server: RunningServer, **changes: Any) -> Settings:
