@@ -34,7 +34,8 @@ class RemoteWorldModelBackend:
             which are all 0: equal noise in every slot.
         seed: see `seeds`.
         frame_tolerance: largest mean absolute difference, in grey levels of 255, between RLinf's first frame and the
-            server's; None accepts any.
+            server's. A lossless data set of the same size is within 1; resized or compressed frames need more, and two
+            states may be a few apart. None accepts any.
         interface: what the caller was built for; None takes the first server's own.
         timeout_s: deadline of a call, retries included.
 
@@ -55,7 +56,7 @@ class RemoteWorldModelBackend:
         *,
         seeds: str = "per_session",
         seed: int = 0,
-        frame_tolerance: float | None = 8.0,
+        frame_tolerance: float | None = 1.0,
         interface: Interface | None = None,
         timeout_s: float = 600.0,
     ) -> None:
