@@ -46,6 +46,7 @@ class RemoteTorchRLEnv(EnvBase):
     ) -> None:
         super().__init__(device=device, batch_size=torch.Size([num_envs]))
         self._slots = EpisodeSlots(targets, num_envs, initial_states, seed, interface=interface, timeout_s=timeout_s)
+        self.is_closed = False  # EnvBase takes an environment for closed until it is told
         self.interface = self._slots.interface
         observation, action = observation_space(self.interface), action_space(self.interface)
         self.observation_spec = Composite(
@@ -95,8 +96,7 @@ class RemoteTorchRLEnv(EnvBase):
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the episodes and the channels."""
-        if not self.is_closed:
-            self._slots.close()
+        self._slots.close()
         super().close(raise_if_closed=raise_if_closed)
 
     def _tensors(self) -> TensorDict:
