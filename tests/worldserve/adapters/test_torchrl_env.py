@@ -10,6 +10,7 @@ from tests.worldserve.adapters.conftest import STATES
 from worldserve.serving import RunningServer
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("gymnasium")
 pytest.importorskip("torchrl")
 from torchrl.envs.utils import check_env_specs  # noqa: E402
 
