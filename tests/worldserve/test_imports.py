@@ -23,7 +23,7 @@ ALLOWED_IN_ADAPTERS = {
     "gymnasium_env": {"gymnasium"},
     "rlinf_backend": {"torch"},
     "rlinf_env": {"gymnasium", "torch"},
-    "stable_baselines3": {"stable_baselines3"},
+    "stable_baselines3": {"gymnasium", "stable_baselines3"},
     "torchrl_env": {"tensordict", "torch", "torchrl"},
     "vector_env": {"gymnasium"},
 }

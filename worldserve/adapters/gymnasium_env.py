@@ -86,7 +86,7 @@ def start_of(options: Mapping[str, Any] | None) -> tuple[str | None, int | None]
     return chosen.get("initial_state_id"), chosen.get("noise_seed")
 
 
-class RemoteEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
+class RemoteEnv(gymnasium.Env[Any, Any]):
     """A simulator or a world model.
 
     The reward of a step is the sum of its chunk's rewards; `info["rewards"]` has them by action. `terminated` and

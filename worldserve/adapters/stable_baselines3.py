@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from worldserve.adapters.gymnasium_env import Observation
-from worldserve.adapters.vector_env import AutoresetMode, RemoteVectorEnv
+from worldserve.adapters.gymnasium_env import Observation, observation_space
+from worldserve.adapters.vector_env import RemoteVectorEnv
 from worldserve.contract import Interface
 
 
@@ -47,7 +48,7 @@ class RemoteVecEnv(VecEnv):
         self.vector = RemoteVectorEnv(
             targets, num_envs, initial_states, seed, AutoresetMode.SAME_STEP, interface=interface, timeout_s=timeout_s
         )
-        space = self.vector.single_observation_space
+        space = observation_space(self.vector.interface)
         if observe is not None and observe not in space.spaces:
             self.vector.close()
             raise ValueError(f"observe: expected None or one of {', '.join(space.spaces)}; got {observe!r}")

@@ -48,7 +48,8 @@ class RemoteTorchRLEnv(EnvBase):
         self._slots = EpisodeSlots(targets, num_envs, initial_states, seed, interface=interface, timeout_s=timeout_s)
         self.is_closed = False  # EnvBase takes an environment for closed until it is told
         self.interface = self._slots.interface
-        observation, action = observation_space(self.interface), action_space(self.interface)
+        observation: Any = observation_space(self.interface)
+        action: Any = action_space(self.interface)
         self.observation_spec = Composite(
             pixels=Bounded(0, 255, (num_envs, *observation["frame"].shape), device, torch.uint8),
             proprioception=_bounded(observation["proprioception"], num_envs, device),
@@ -100,7 +101,7 @@ class RemoteTorchRLEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
 
     def _tensors(self) -> TensorDict:
-        values = {
+        values: dict[str, np.ndarray[Any, Any]] = {
             "pixels": self._frames,
             "proprioception": self._states,
             "success": self._success,

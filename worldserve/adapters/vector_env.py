@@ -62,12 +62,13 @@ class RemoteVectorEnv(VectorEnv[Batch, NDArray[np.float32], NDArray[Any]]):
         self.interface, self.num_envs = self._slots.interface, num_envs
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        self.single_observation_space = observation_space(self.interface)
+        observation = observation_space(self.interface)
+        self.single_observation_space = observation
         self.single_action_space = action_space(self.interface)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._frames = np.zeros(self.observation_space["frame"].shape, np.uint8)
-        self._states = np.zeros(self.observation_space["proprioception"].shape, np.float32)
+        self._frames = np.zeros((num_envs, *observation["frame"].shape), np.uint8)
+        self._states = np.zeros((num_envs, *observation["proprioception"].shape), np.float32)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
