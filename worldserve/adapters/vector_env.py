@@ -62,7 +62,7 @@ class RemoteVectorEnv(VectorEnv[Batch, NDArray[np.float32], NDArray[Any]]):
         self.interface, self.num_envs = self._slots.interface, num_envs
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        observation = observation_space(self.interface)
+        observation: Any = observation_space(self.interface)
         self.single_observation_space = observation
         self.single_action_space = action_space(self.interface)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
