@@ -96,11 +96,13 @@ def image_errors(
     squared = moving_squared = 0.0
     moving_values = 0
     for true, drawn in zip(reference[1:].astype(np.int16), target[1:].astype(np.int16)):
-        error = np.square((drawn - true).astype(np.int64))
-        moves = (np.abs(true - still) > moving_threshold).any(axis=-1)
-        squared += float(error.sum())
-        moving_squared += float(error[moves].sum())
-        moving_values += 3 * int(moves.sum())
+        moved, error = np.abs(true - still) > moving_threshold, np.square((drawn - true).astype(np.int32))
+        # Colours one by one: numpy's reductions over an axis of 3 take several times as long.
+        moves = moved[..., 0] | moved[..., 1] | moved[..., 2]
+        of_pixels = error[..., 0] + error[..., 1] + error[..., 2]
+        squared += float(of_pixels.sum(dtype=np.int64))
+        moving_squared += float(of_pixels[moves].sum(dtype=np.int64))
+        moving_values += 3 * int(np.count_nonzero(moves))
     similarity = float(structural_similarity(luma(reference[1:]), luma(target[1:])).mean())
     return ImageErrors(squared, target[1:].size, moving_squared, moving_values, similarity, len(target) - 1)
 
