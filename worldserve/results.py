@@ -42,7 +42,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "wm.moving_psnr_gap_db": "World model: PSNR over moving pixels, true minus shuffled actions, dB (goal: at least 3)",
     "fidelity.simulator.fake_success": "Simulator's frames: failed rollouts read as success (goal: at most 0.03)",
     "fidelity.simulator.recall": "Simulator's frames: successful rollouts read as success (goal: at least 0.99)",
-    "fidelity.base.fake_success": "World model that saw successes alone: failures drawn as success (goal: at least 0.50)",
+    "fidelity.base.fake_success": "World model of successes alone: failures drawn as success (goal: at least 0.50)",
     "fidelity.base.recall": "The same model: successes drawn as success",
     "fidelity.success_only.fake_success": "Trained on, with successes alone, as long as the shipped one: fake success",
     "fidelity.repaired.fake_success": "Shipped world model: failures drawn as success (goal: at most 0.15)",
