@@ -131,6 +131,8 @@ def shard(model: BwmTransformer, placement: Placement) -> None:
     policy = MixedPrecisionPolicy()
     if placement.precision == "bf16":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for parameter in model.parameters():  # FSDP takes no other layout; the pose maps' convolutions have one for CPUs
+        parameter.data = parameter.data.contiguous()
     for block in model.wan.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     if model.config.draft_width:

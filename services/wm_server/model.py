@@ -151,7 +151,9 @@ class WorldModel:
             raise FileNotFoundError(f"{path}: missing; expected a directory of `worldserve finetune-wm`")
         config = json.loads(path.read_text(encoding="utf-8"))
         if config.get("format") != _FORMAT:
-            raise ValueError(f"{path}: expected format {_FORMAT!r}; got {config.get('format')!r}")
+            inside = directory / "model"
+            advice = f" Its model is in {inside}." if (inside / "config.json").exists() else ""
+            raise ValueError(f"{path}: expected format {_FORMAT!r}; got {config.get('format')!r}.{advice}")
         sha256 = file_sha256(directory / "model.safetensors")
         if sha256 != config["sha256"]:
             raise ValueError(f"{directory}: model.safetensors has hash {sha256}; config.json names {config['sha256']}")

@@ -97,6 +97,7 @@ def test_two_ranks_make_the_update_of_one_process(windows: Path, tmp_path: Path)
 
 
 WRAP = """
+import dataclasses
 import torch
 from torch.distributed.fsdp import FSDPModule
 from services.wm_server.distributed import Placement, joined, launched_ranks, materialise, on_meta, shard
@@ -119,12 +120,15 @@ with joined(ranks, torch.device("cpu")):
     with torch.autocast("cpu", torch.bfloat16):
         out = tiny(torch.zeros(1, 4, 16, 2, 4), torch.ones(1, 16), torch.zeros(1, 61, 20))
     out.float().sum().backward()
+    full = on_meta(dataclasses.replace(TINY_TRANSFORMER, draft_width=8, pose_map_channels=4))
+    shard(full, Placement(torch.device("cpu"), "fp32", ranks))
+    print(all(p.to_local().is_contiguous() for p in full.parameters()))
     print(bool(torch.isfinite(out).all()), {p.dtype for p in tiny.parameters()}, {p.grad.dtype for p in tiny.parameters() if p.grad is not None})
 """
 
 
 def test_the_published_model_is_wrapped_block_by_block_without_memory_for_it() -> None:
-    expected = "30 True True\nTrue {torch.float32} {torch.float32}\n"
+    expected = "30 True True\nTrue\nTrue {torch.float32} {torch.float32}\n"
     assert run_ranks(WRAP) == [expected, expected]
 
 

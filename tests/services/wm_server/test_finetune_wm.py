@@ -220,6 +220,12 @@ def test_a_model_that_a_kill_left_behind_its_checkpoint_is_written_again(run, co
     assert WorldModel.load(copied / "model").sha256 == WorldModel.load(run.out / "model").sha256
 
 
+def test_a_run_in_the_place_of_its_model_is_refused_with_where_the_model_is(run):
+    with pytest.raises(ValueError, match=r"expected format 'worldserve-world-model-1'") as caught:
+        WorldModel.load(run.out)
+    assert str(caught.value).endswith(f"got None. Its model is in {run.out / 'model'}.")
+
+
 def test_damaged_weights_are_refused(run, tmp_path):
     shutil.copytree(run.out / "model", tmp_path / "model")
     with (tmp_path / "model" / "model.safetensors").open("ab") as file:
