@@ -25,6 +25,7 @@ import itertools
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,6 +41,7 @@ from services.trainer.counterfactual_pairs import (
     shuffled,
     summarise_pairs,
 )
+from services.trainer.directories import claim_out
 from services.trainer.fork_states import Row, mixed_states, read_fidelity_rows, summarise_states
 from services.trainer.perturbation import KINDS, Kind
 from services.trainer.shifts import HALF_PIXEL_MM, half_pixel_shifts, measure_floor, summarise_floor
@@ -205,11 +207,16 @@ def run(config: ForksConfig) -> dict[str, Any]:
     if config.record is not None:
         refuse_for_training(row["initial_state_id"] for row in rows)
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with EnvironmentClient(config.target) as target, EnvironmentClient(config.reference) as reference:
+    with (
+        ExitStack() as stack,
+        EnvironmentClient(config.target) as target,
+        EnvironmentClient(config.reference) as reference,
+    ):
         servers = _Servers.checked(target, reference)
         identity = servers.identity()
         _check_fidelity(config, identity)
         _claim(config, identity, servers)
+        stack.enter_context(claim_out(config.out))
         with Progress(*columns, console=Console(stderr=True)) as bars:
             if not config.skip_floor:
                 _floor(config, servers, rows, reader, bars)

@@ -51,7 +51,7 @@ from services.wm_server.transformer_training import TransformerTraining, Transfo
 from services.wm_server.windows import PoseStatistics
 from worldserve.client import CallFailedError, RewardClient
 from worldserve.episodes import EpisodeReader
-from worldserve.files import file_sha256
+from worldserve.files import claim, file_sha256
 from worldserve.messages import ItemFailedError
 
 SUMMARY = "Train or fine-tune a world model on recorded episodes; interrupted runs go on where they were."
@@ -354,6 +354,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(config.threads)
     ranks = launched_ranks()
     try:
+        busy = f"out: another process trains in {config.out}; wait for it, or choose another --out"
+        lock = claim(config.out, busy) if ranks.is_main else None
+    except (RuntimeError, OSError) as error:
+        print(f"worldserve finetune-wm: {error}", file=sys.stderr)
+        return 1
+    try:
         device = torch_device(config.device, ranks.local_rank)
         placement = Placement(device, resolved_precision(config.precision, device), ranks)
         with joined(ranks, device):
@@ -367,6 +373,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, FloatingPointError, ItemFailedError, CallFailedError) as error:
         print(f"worldserve finetune-wm: {error}", file=sys.stderr)
         return 1
+    finally:
+        if lock is not None:
+            lock.close()
     return report(run, finished) if ranks.is_main else 0
 
 
