@@ -11,7 +11,7 @@ __all__ = ["claim", "claim_out", "is_empty"]
 
 
 def is_empty(directory: Path) -> bool:
-    """Whether nothing lies in `directory`, or it is not there; locks and what a killed `write_json` left do not count."""
+    """Whether `directory` is not there or holds nothing but locks and what a killed `write_json` left."""
     if not directory.exists():
         return True
     if not directory.is_dir():
