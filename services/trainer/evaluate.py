@@ -280,8 +280,8 @@ def run(config: EvaluateConfig) -> int:
             out = config.out / "reference"
             jobs.append(_Job.load("reference", config.reference, out, config, states.sha256, contract))
         for job in jobs:
-            claim_directory(job.out, job.settings, config.fresh)
             stack.enter_context(claim_out(job.out))
+            claim_directory(job.out, job.settings, config.fresh)
         rows: dict[str, list[dict[str, Any]]] = {"reference": reference} if reference else {}
         for job in jobs:
             inputs = {"policy": policy_facts(job.source), "initial_states": about_states}

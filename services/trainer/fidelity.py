@@ -272,8 +272,8 @@ def run(config: FidelityConfig) -> dict[str, str]:
         check_subjects(subjects, servers.target_contract, config, knows_truth)
         about = identity(config, servers, subjects)
         held = {name: value for name, value in about.items() if name != "target_drawn"}  # part of the provenance
-        claim_directory(config.out, held | {"moving_threshold": config.moving_threshold}, config.fresh)
         stack.enter_context(claim_out(config.out))
+        claim_directory(config.out, held | {"moving_threshold": config.moving_threshold}, config.fresh)
         _write_run(config, servers, about)
         how = MeasurementSettings(config.out, config.batch, config.videos, config.moving_threshold)
         measurement = Measurement(how, servers, subjects)

@@ -41,7 +41,7 @@ from services.trainer.counterfactual_pairs import (
     shuffled,
     summarise_pairs,
 )
-from services.trainer.directories import claim_out
+from services.trainer.directories import claim_out, is_empty
 from services.trainer.fork_states import Row, mixed_states, read_fidelity_rows, summarise_states
 from services.trainer.perturbation import KINDS, Kind
 from services.trainer.shifts import HALF_PIXEL_MM, half_pixel_shifts, measure_floor, summarise_floor
@@ -215,8 +215,8 @@ def run(config: ForksConfig) -> dict[str, Any]:
         servers = _Servers.checked(target, reference)
         identity = servers.identity()
         _check_fidelity(config, identity)
-        _claim(config, identity, servers)
         stack.enter_context(claim_out(config.out))
+        _claim(config, identity, servers)
         with Progress(*columns, console=Console(stderr=True)) as bars:
             if not config.skip_floor:
                 _floor(config, servers, rows, reader, bars)
@@ -282,7 +282,7 @@ def _claim(config: ForksConfig, identity: Mapping[str, Any], servers: _Servers) 
     from services.trainer.run_record import read_json, write_json
 
     path = config.out / SETTINGS
-    if not path.exists() and config.out.exists() and any(config.out.iterdir()):
+    if not path.exists() and not is_empty(config.out):
         raise ValueError(
             f"out: expected a new directory or that of an earlier call; {config.out} holds other things. Choose "
             "another --out."

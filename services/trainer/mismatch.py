@@ -144,8 +144,8 @@ def run(config: MismatchConfig) -> int:
         source = check_contracts(contract, config.target, truth, config.reference)
         checkpoints = load_checkpoints(config, contract)
         settings = settings_of(config, states.sha256, checkpoints, contract, truth)
-        _claim(config.out, settings, config.fresh)
         stack.enter_context(claim_out(config.out))
+        _claim(config.out, settings, config.fresh)
         write_run(config.out, "worldserve mismatch", config.target, contract, {
             **{checkpoint.name: dict(checkpoint.facts) for checkpoint in checkpoints},
             "initial_states": {"path": str(config.initial_states), "sha256": states.sha256},

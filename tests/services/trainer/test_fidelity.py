@@ -200,6 +200,10 @@ def test_a_directory_that_another_process_measures_into_is_refused(
     assert f"out: another process writes in {tmp_path}; wait for it" in capsys.readouterr().err
     assert not (tmp_path / "episodes.jsonl").exists()
     assert fidelity.main(servers.flags(data, tmp_path)) == 0
+    measured = rows(tmp_path)
+    with claim_out(tmp_path):
+        assert fidelity.main(servers.flags(data, tmp_path, "--fresh")) == 1
+    assert rows(tmp_path) == measured
 
 
 def test_a_failed_episode_leaves_the_others_and_a_rerun_does_only_it(

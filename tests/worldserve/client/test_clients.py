@@ -247,4 +247,5 @@ def test_an_address_without_a_port_is_refused_at_once(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["127.0.0.1:1", "[::1]:50051", "dns:///worlds:50051", "unix:/run/world.sock"])
 def test_addresses_that_grpc_resolves_are_taken(target: str) -> None:
-    EnvironmentClient(target).close()
+    with EnvironmentClient(target) as client:
+        assert client.target == target
