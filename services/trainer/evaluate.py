@@ -39,6 +39,7 @@ from services.trainer.run_facts import (
 from services.trainer.run_record import append_jsonl, read_json, read_jsonl, write_json
 from services.trainer.statistics import Interval, cluster_interval, paired_bootstrap, variance_shares
 from worldserve.contract import Contract
+from worldserve.faults import check_faults, open_client
 from worldserve.files import file_sha256
 from worldserve.settings import refuse_changed_settings
 
@@ -82,8 +83,11 @@ class EvaluateConfig:
     """Of all intervals."""
     bootstrap_seed: int = 0
     """Of the bootstrap over states."""
+    fault: tuple[str, ...] = ()
+    """Interface faults to make on purpose on the way to the target (worldserve.faults); they combine."""
 
     def __post_init__(self) -> None:
+        check_faults(self.fault)
         if not self.evaluation_seeds or len(set(self.evaluation_seeds)) != len(self.evaluation_seeds):
             raise ValueError(f"evaluation_seeds: expected distinct seeds; got {self.evaluation_seeds}")
         if min(self.evaluation_seeds) < 0:
@@ -242,6 +246,7 @@ def policy_settings(directory: Path, config: EvaluateConfig, states_sha256: str,
         "batch": config.batch,
         "policy_batch": config.policy_batch,
         **contract_fingerprints(contract),
+        **({"faults": list(config.fault)} if config.fault else {}),
     }
 
 
@@ -256,7 +261,6 @@ def run(config: EvaluateConfig) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from worldserve.client import EnvironmentClient
     from worldserve.episodes import InitialStateSet
 
     torch.set_num_threads(config.threads)
@@ -266,7 +270,7 @@ def run(config: EvaluateConfig) -> int:
     about_states = {"path": str(config.initial_states), "sha256": states.sha256}
     started, cpu = time.perf_counter(), time.process_time()
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with EnvironmentClient(config.target) as client, Progress(*columns, console=Console(stderr=True)) as bars:
+    with open_client(config.target, config.fault) as client, Progress(*columns, console=Console(stderr=True)) as bars:
         contract = client.get_contract()
         _refuse_unjudged(contract, config.target)
         jobs = [_Job.load("policy", config.policy, config.out, config, states.sha256, contract)]
@@ -278,7 +282,11 @@ def run(config: EvaluateConfig) -> int:
             claim_directory(job.out, job.settings, config.fresh)
         rows: dict[str, list[dict[str, Any]]] = {"reference": reference} if reference else {}
         for job in jobs:
-            inputs = {"policy": policy_facts(job.source), "initial_states": about_states}
+            inputs: dict[str, dict[str, Any]] = {
+                "policy": policy_facts(job.source),
+                "initial_states": about_states,
+                **({"faults": {"made_on_purpose": list(config.fault)}} if config.fault else {}),
+            }
             write_run(job.out, "worldserve evaluate", config.target, contract, inputs)
             advance = _advance(bars, bars.add_task(job.name, total=None))
             rows[job.name] = evaluate_policy(client, job.policy, ids, job.settings, job.out, advance)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldserve.probing.finding import Finding, found, not_applicable
-from worldserve.probing.motion import likeness, size
+from worldserve.probing.motion import grey_map, likeness, size
 from worldserve.probing.reference import Maps, Motion
 from worldserve.probing.run import Run
 from worldserve.probing.script import DOWN_AT, HOLD_UNTIL, HOME_AT, LEVELS, SETTLED_AT, SLOT, UP_AT
@@ -23,6 +23,8 @@ EXPLAINED = 0.6
 """Mean likeness at which another order of the joints explains the motion."""
 FAINT = 0.25
 """Share of the reference's motion below which there is too little to read."""
+RESTLESS = 0.6
+"""Share of a joint's sweep that sending the reset state as an action may move (a world model redraws the picture)."""
 MOVES_ON = 0.35
 STALE_SHARE = 0.5
 LAGS = (-3, -2, -1, 0, 1, 2, 3)
@@ -96,6 +98,15 @@ class Wiring:
                 # The stated place keeps it unless another one is clearly better.
                 best[number] = others[top if likenesses[top] > likenesses[place] + MARGIN else place]
         return best, float(np.mean([self.table[number, other] for number, other in best.items()]))
+
+    @cached_property
+    def unrest(self) -> float:
+        """What the picture changed by when the reset state was sent as an action, as a share of a joint's sweep."""
+        hold = self.run.traces["hold"]
+        if not hold.frames:
+            return float("nan")
+        moved = grey_map(hold.frames[max(hold.frames)]) - grey_map(hold.opened.frame)
+        return size(moved) / max(float(np.median([size(self.reference.sweeps[n]) for n in self.joints])), 1e-9)
 
     @property
     def moves(self) -> bool:
@@ -202,17 +213,26 @@ def units(wiring: Wiring) -> Finding:
 def action_space(wiring: Wiring) -> Finding:
     """Are the numbers joint targets at all?"""
     probe, question = "action_space", "Are the numbers what the contract's action space says?"
-    if not wiring.moves:
-        return not_applicable(probe, question, "too little moves; see the probe units")
     own = wiring.agreement(wiring.joints)
     explained = max(wiring.best_order[1], own)
-    fault = explained < ALIKE
+    restless = wiring.unrest > RESTLESS
+    if not wiring.moves and not restless:
+        return not_applicable(probe, question, "too little moves; see the probe units")
+    fault = restless or explained < ALIKE
     return Finding(
-        probe, question, found(fault), f"the motion is {own:.2f} like the reference's, {explained:.2f} in its best order",
+        probe, question, found(fault),
+        f"the motion is {own:.2f} like the reference's, {explained:.2f} in its best order; the reset state sent as an "
+        f"action moves {wiring.unrest:.2f} of what a joint's sweep does",
         "The target reads another action space, for example end-effector poses where joint targets are sent."
         if fault else "",
-        {"likeness": own, "likeness_best_order": explained}, wiring.sweep_strip(wiring.joints[:4]),
+        {"likeness": own, "likeness_best_order": explained, "unrest": wiring.unrest},
+        (*_at_rest(wiring.run), *wiring.sweep_strip(wiring.joints[:2])),
     )  # fmt: skip
+
+
+def _at_rest(run: Run) -> tuple[tuple[str, NDArray[np.uint8]], ...]:
+    frames = run.traces["hold"].frames
+    return (("reset state sent as an action", frames[max(frames)]),) if frames else ()
 
 
 def normalisation(wiring: Wiring) -> Finding:
