@@ -9,6 +9,7 @@ directory of a policy, a world model, a reward or a data set, whose recorded con
     worldserve contract diff weights/policy-sft 127.0.0.1:50051
     worldserve contract probe 127.0.0.1:50052 --html runs/probe.html
     worldserve contract matrix --out results/probe_matrix.json
+    worldserve contract conform 127.0.0.1:50052
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "worldserve contract", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="show|diff|probe|matrix")
+    commands = parser.add_subparsers(required=True, metavar="show|diff|probe|matrix|conform")
     show = commands.add_parser("show", help="print a contract as YAML, fingerprints first")
     show.add_argument("target", help="HOST:PORT or YAML file")
     show.add_argument("--json", action="store_true", help="JSON instead of YAML")

@@ -38,6 +38,7 @@ examples:
 
 Stopped, the same command goes on. The exit status is 0, or 1 for a missed fault or a false alarm, or 2 for an unusable target.
 """  # noqa: E501
+SEALED = "sealed sets, whose first frames are known (default: %(default)s)"
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,14 +67,23 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     many.add_argument("--out", type=Path, default=Path("results/probe_matrix.json"), help="default: %(default)s")
     many.add_argument("--clean", type=int, default=20, help="clean runs, other states and seeds (default: %(default)s)")
     many.set_defaults(run=run_matrix)
+    suite = commands.add_parser(
+        "conform", help="run the conformance suite against a server (needs pytest)",
+        description="Runs the conformance suite, worldserve.conformance, against a server; what follows -- goes to pytest.",
+    )  # fmt: skip
+    suite.add_argument("target", help="HOST:PORT of a simulator or a world model")
+    suite.add_argument("--state", default="", help="an initial state that it knows")
+    suite.add_argument("--other-state", default="", help="another one")
+    suite.add_argument("pytest_arguments", nargs="*", metavar="-- ARGUMENT", help="for pytest, such as -- -x -k refused")
+    suite.add_argument("--initial-states", type=Path, default=Path("initial_states"), metavar="DIR", help=SEALED)
+    suite.set_defaults(run=run_conformance, reference=None)
     for command in (one, many):
         command.add_argument(
             "--reference", type=Path, metavar="FILE", help="a recorded one (default: the one shipped for the interface)"
         )
         command.add_argument(
-            "--initial-states", type=Path, default=Path("initial_states"), metavar="DIR",
-            help="sealed sets, whose first frames are known (default: %(default)s)",
-        )  # fmt: skip
+            "--initial-states", type=Path, default=Path("initial_states"), metavar="DIR", help=SEALED
+        )
         command.add_argument(
             "--fault", action="append", default=[], metavar="NAME",
             help="a fault to make on purpose, may be repeated: " + "; ".join(f"{n}: {describe(n)}" for n in FAULTS),
@@ -176,6 +186,28 @@ def _write(arguments: argparse.Namespace, report: Report, faults: Sequence[str])
         replace_text(arguments.json, json.dumps(as_mapping(report, arguments.target, faults), indent=2) + "\n")
     if arguments.html is not None:
         replace_text(arguments.html, as_html(report, arguments.target, faults))
+
+
+def run_conformance(arguments: argparse.Namespace) -> int:
+    """`worldserve contract conform`: 0 where every test passed, 1 where one failed, 2 where the suite could not run."""
+    import importlib.util
+
+    if importlib.util.find_spec("pytest") is None:
+        raise ValueError("conform needs the Python package pytest, which is not installed: pip install pytest")
+    import pytest
+
+    contract = _contract(arguments.target, arguments.timeout)
+    arguments.seed = 0
+    question = _question(arguments, shipped_reference(contract.interface))
+    status = pytest.main(
+        [
+            "-p", "worldserve.conformance.plugin", "-p", "no:cacheprovider", "--pyargs", "worldserve.conformance",
+            "--import-mode=importlib", "--rootdir", str(Path(__file__).parents[1]), "-c", "/dev/null",
+            "--target", arguments.target, "--state", question.state, "--other-state", question.other_state,
+            "--target-timeout", str(arguments.timeout), *arguments.pytest_arguments,
+        ]
+    )  # fmt: skip
+    return {0: 0, 1: 1}.get(int(status), 2)
 
 
 def run_matrix(arguments: argparse.Namespace) -> int:

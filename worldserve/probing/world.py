@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from worldserve.contract import Contract, Interface, Observation, adjust_bottle, adjust_bottle_interface
+from worldserve.contract import Contract, Interface, Observation, RewardRule, adjust_bottle, adjust_bottle_interface
 from worldserve.kinematics import ARMS, TOOL_CENTRE_M, arm_link_frames
 from worldserve.messages import BackendChunk, BackendStep, ItemError, ResetItem, ResetReply, ScoreItem, ScoreReply, Verdict
 from worldserve.serving import errors
@@ -35,8 +35,12 @@ _FINGERS = (220, 170, 30)
 
 
 def probe_world_interface() -> Interface:
-    """The default task's interface with frames of 48x64."""
-    return dataclasses.replace(adjust_bottle_interface(), observation=Observation(height=HEIGHT, width=WIDTH))
+    """The default task's interface with frames of 48x64, of which the verdict reads the last ten."""
+    return dataclasses.replace(
+        adjust_bottle_interface(),
+        observation=Observation(height=HEIGHT, width=WIDTH),
+        reward=RewardRule(first_frame=191, last_frame=200),
+    )
 
 
 def success_actions() -> NDArray[np.float32]:
