@@ -21,14 +21,14 @@ FIELDS = ("code", "reason", "name", "expected", "got", "advice")
 INVALID_FIELDS = ("name", "expected", "got", "advice", "reason")
 HEAD = """# Errors
 
-Written by `scripts/errors_table.py` from the source, and compared with it by `tests/scripts/test_errors_table.py`; change the
-texts there. In a text, `{...}` stands for what is filled in.
+Written by `scripts/errors_table.py` from the source, and compared with it by `tests/scripts/test_errors_table.py`; change
+the texts there. In a text, `{...}` stands for what is filled in.
 
 ## Errors of one item
 
-An item of a batch fails alone, with a status, a reason that never changes its meaning, the field, what was expected, what
-came, and what to do. A whole call that fails carries the same as `google.rpc.Status` with ErrorInfo. UNAVAILABLE and
-RESOURCE_EXHAUSTED say when to come again; every call of the contract is safe to repeat.
+An item of a batch fails alone, with a status, a reason that never changes its meaning, the field, what was expected,
+what came, and what to do. A whole call that fails carries the same as `google.rpc.Status` with ErrorInfo. UNAVAILABLE
+and RESOURCE_EXHAUSTED say when to come again; every call of the contract is safe to repeat.
 
 | status | reason | field | expected | got | what to do |
 |---|---|---|---|---|---|
@@ -109,7 +109,11 @@ def item_errors() -> list[Row]:
 def exceptions() -> list[tuple[str, str, str]]:
     """Every public exception class: name, module, first line of its docstring."""
     return sorted(
-        (node.name, ".".join(path.relative_to(ROOT).with_suffix("").parts), (ast.get_docstring(node) or "").split("\n")[0])
+        (
+            node.name,
+            ".".join(path.relative_to(ROOT).with_suffix("").parts),
+            (ast.get_docstring(node) or "").split("\n")[0],
+        )
         for path, tree in sources()
         for node in tree.body
         if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.bases and node.name[0] != "_"
@@ -124,7 +128,9 @@ def cell(text: str) -> str:
 def render() -> str:
     """The whole file."""
     rows = [
-        f"| {row.code} | `{row.reason}` | " + " | ".join(map(cell, (row.name, row.expected, row.got, row.advice))) + " |"
+        f"| {row.code} | `{row.reason}` | "
+        + " | ".join(map(cell, (row.name, row.expected, row.got, row.advice)))
+        + " |"
         for row in item_errors()
         if not row.reason.startswith("{")
     ]

@@ -149,7 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         count = min(config.episodes or len(reader), len(reader))
         with Progress(transient=True) as bar:
             task = bar.add_task("replays", total=count * len(config.target))
-            rows = replay(reader, count, config.target, config.batch, lambda done: bar.advance(task, done), config.fault)
+            rows = replay(
+                reader, count, config.target, config.batch, lambda done: bar.advance(task, done), config.fault
+            )
     except (ValueError, OSError, RuntimeError) as error:
         print(f"worldserve replay: {error}", file=sys.stderr)
         return 1

@@ -99,7 +99,9 @@ def connected(request: pytest.FixtureRequest) -> Iterator[Server]:
         pytest.skip("no server is named: give --target HOST:PORT --state ID --other-state ID")
     state, other = request.config.getoption("--state"), request.config.getoption("--other-state")
     if not (state and other) or state == other:
-        pytest.fail(f"--state, --other-state: expected two initial states that {target} knows; got {state!r}, {other!r}")
+        pytest.fail(
+            f"--state, --other-state: expected two initial states that {target} knows; got {state!r}, {other!r}"
+        )
     timeout_s = request.config.getoption("--target-timeout")
     with EnvironmentClient(target, timeout_s=timeout_s) as asking:
         contract = asking.get_contract()

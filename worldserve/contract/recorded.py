@@ -72,9 +72,9 @@ def _checkpoint(directory: Path) -> PartialInterface:
             if found is not None:
                 return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{directory}/config.json: expected a checkpoint's settings; got something else ({error})") from (
-            None
-        )
+        raise ValueError(
+            f"{directory}/config.json: expected a checkpoint's settings; got something else ({error})"
+        ) from (None)
     raise ValueError(
         f"{directory}: expected a policy, a world model or a reward of worldserve; config.json has the format "
         f"{config.get('format')!r}"
@@ -137,7 +137,9 @@ def unrecorded(side: Contract | PartialInterface) -> str:
         return ""
     if side.interface_fingerprint:
         return ""
-    return f"{side.source}: a {side.kind} records no interface, only {', '.join(side.fields)}; the rest was not compared"
+    return (
+        f"{side.source}: a {side.kind} records no interface, only {', '.join(side.fields)}; the rest was not compared"
+    )
 
 
 def _fingerprint(side: Contract | PartialInterface) -> str:

@@ -150,6 +150,8 @@ class BatchChanges(ActionLayer):
         """A tenth of the way towards the batch's mean, as a normalisation over the batch would do."""
         alike = [other.actions for other in items if other.actions.shape == item.actions.shape]
         mean = np.mean(alike, axis=0, dtype=np.float32)
-        return np.float32(1 - BATCH_SHARE) * item.actions + np.float32(BATCH_SHARE) * mean if len(alike) > 1 else (
-            item.actions
+        return (
+            np.float32(1 - BATCH_SHARE) * item.actions + np.float32(BATCH_SHARE) * mean
+            if len(alike) > 1
+            else (item.actions)
         )

@@ -101,7 +101,8 @@ class SeedIgnored(Layer):
         """Opens episodes with one noise."""
         replies = self.inner.reset([replace(item, seed=self.seed_for(items)) for item in items])
         return [
-            r if isinstance(r, ItemError) else replace(r, seed=item.seed) for item, r in zip(items, replies, strict=True)
+            r if isinstance(r, ItemError) else replace(r, seed=item.seed)
+            for item, r in zip(items, replies, strict=True)
         ]
 
     def seed_for(self, items: Sequence[ResetItem]) -> int:

@@ -45,7 +45,10 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Adds `probe` and `matrix` to `worldserve contract`."""
     formatter = argparse.RawDescriptionHelpFormatter
     one = commands.add_parser(
-        "probe", help="find by behaviour what words cannot show", description=PROBE_DESCRIPTION, formatter_class=formatter
+        "probe",
+        help="find by behaviour what words cannot show",
+        description=PROBE_DESCRIPTION,
+        formatter_class=formatter,
     )
     one.add_argument("target", help="HOST:PORT of a simulator or a world model")
     one.add_argument("--state", default="", help="initial state of most episodes (default: the reference's)")
@@ -74,16 +77,16 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     suite.add_argument("target", help="HOST:PORT of a simulator or a world model")
     suite.add_argument("--state", default="", help="an initial state that it knows")
     suite.add_argument("--other-state", default="", help="another one")
-    suite.add_argument("pytest_arguments", nargs="*", metavar="-- ARGUMENT", help="for pytest, such as -- -x -k refused")
+    suite.add_argument(
+        "pytest_arguments", nargs="*", metavar="-- ARGUMENT", help="for pytest, such as -- -x -k refused"
+    )
     suite.add_argument("--initial-states", type=Path, default=Path("initial_states"), metavar="DIR", help=SEALED)
     suite.set_defaults(run=run_conformance, reference=None)
     for command in (one, many):
         command.add_argument(
             "--reference", type=Path, metavar="FILE", help="a recorded one (default: the one shipped for the interface)"
         )
-        command.add_argument(
-            "--initial-states", type=Path, default=Path("initial_states"), metavar="DIR", help=SEALED
-        )
+        command.add_argument("--initial-states", type=Path, default=Path("initial_states"), metavar="DIR", help=SEALED)
         command.add_argument(
             "--fault", action="append", default=[], metavar="NAME",
             help="a fault to make on purpose, may be repeated: " + "; ".join(f"{n}: {describe(n)}" for n in FAULTS),
@@ -173,7 +176,9 @@ def _progress() -> Callable[[int, int], None]:
         nonlocal done
         done += count
         if sys.stderr.isatty():
-            print(f"\rprobing: {done} of {total} chunks", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+            print(
+                f"\rprobing: {done} of {total} chunks", end="\n" if done >= total else "", file=sys.stderr, flush=True
+            )
 
     return advance
 
@@ -233,7 +238,9 @@ def run_matrix(arguments: argparse.Namespace) -> int:
             raise ValueError(f"targets: expected NAME=HOST:PORT, such as simulator=127.0.0.1:50051; got {item!r}")
         reference = _reference(arguments, _contract(target, arguments.timeout))
         if reference is None:
-            raise ValueError(f"reference: expected one for the interface of {target}; none is shipped. Give --reference.")
+            raise ValueError(
+                f"reference: expected one for the interface of {target}; none is shipped. Give --reference."
+            )
         known = known_frames(arguments.initial_states)
         states = [reference.state, *(name for name in known if name != reference.state)]
         asked = questions(states[: max(2, arguments.clean + 1)], known, max(1, arguments.clean))

@@ -66,9 +66,7 @@ def second_reset(run: Run) -> Finding:
         )
         unlike = own > SAME and stale < own
     fault = gap == 0 or bool(unlike)
-    renamed = [
-        t.name for t in run.traces.values() if t.opened.initial_state_id != t.item.initial_state_id
-    ]
+    renamed = [t.name for t in run.traces.values() if t.opened.initial_state_id != t.item.initial_state_id]
     return Finding(
         "second_reset", second_reset.__doc__ or "", found(fault or bool(renamed)),
         f"the frames of {run.question.state} and, later, {run.question.other_state} differ by {gap:.2f} levels",

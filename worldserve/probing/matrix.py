@@ -167,7 +167,9 @@ def table(matrix: Matrix) -> str:
     width = max(map(len, FAULTS))
     lines = [f"{matrix.name}: {matrix.contract.provenance.kind} {matrix.contract.provenance.backend}"]
     for fault, row in matrix.rows.items():
-        said = "caught" if row["caught"] else "cannot be seen: " + row["not_visible"] if row["not_visible"] else "MISSED"
+        said = (
+            "caught" if row["caught"] else "cannot be seen: " + row["not_visible"] if row["not_visible"] else "MISSED"
+        )
         others = [probe for probe in row["failed"] if probe != row["probe"]]
         also = f" (also: {', '.join(others)})" if others else ""
         lines.append(f"  {fault:<{width}}  {row['probe']:<14}  {said}{also}")

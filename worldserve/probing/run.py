@@ -166,7 +166,10 @@ class Prober:
         batch = [
             Trace(name, _item(reply), reply, given)
             for name, reply, given in zip(
-                ("in a batch", "batch neighbour", "other seed in the batch"), together, (sweep, still, sweep), strict=True
+                ("in a batch", "batch neighbour", "other seed in the batch"),
+                together,
+                (sweep, still, sweep),
+                strict=True,
             )
         ]
         self._chunk(batch, 0)

@@ -26,9 +26,7 @@ def _compare(first: Trace, second: Trace) -> tuple[float, int]:
 
 def _strip(first: Trace, second: Trace) -> tuple[tuple[str, np.ndarray], ...]:  # type: ignore[type-arg]
     shared = [at for at in second.frames if at in first.frames][-3:]
-    return tuple(
-        (f"{trace.name}, frame {at}", trace.frames[at]) for at in shared[:3:2] for trace in (first, second)
-    )
+    return tuple((f"{trace.name}, frame {at}", trace.frames[at]) for at in shared[:3:2] for trace in (first, second))
 
 
 def isolation(run: Run) -> Finding:
@@ -62,7 +60,9 @@ def seed(run: Run) -> Finding:
     """Does the seed do what the contract says?"""
     question = seed.__doc__ or ""
     gap, count = _compare(run.traces["sweep 0"], run.traces["other seed"])
-    wrong = [t.name for t in run.traces.values() if t.name.startswith("other seed") and t.opened.seed == run.question.seed]
+    wrong = [
+        t.name for t in run.traces.values() if t.name.startswith("other seed") and t.opened.seed == run.question.seed
+    ]
     world_model = run.contract.provenance.kind == "world_model"
     fault = bool(wrong) or (gap == 0 if world_model else gap != 0)
     meant = "drives a world model's noise" if world_model else "has no effect in a simulator"

@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from worldserve.contract import Contract, Interface, Observation, RewardRule, adjust_bottle, adjust_bottle_interface
 from worldserve.kinematics import ARMS, TOOL_CENTRE_M, arm_link_frames
-from worldserve.messages import BackendChunk, BackendStep, ItemError, ResetItem, ResetReply, ScoreItem, ScoreReply, Verdict
+from worldserve.messages import (
+    BackendChunk,
+    BackendStep,
+    ItemError,
+    ResetItem,
+    ResetReply,
+    ScoreItem,
+    ScoreReply,
+    Verdict,
+)
 from worldserve.serving import errors
 
 HEIGHT, WIDTH = 48, 64
@@ -120,9 +129,7 @@ class ProbeWorld:
     def _known(self, episode: _Episode) -> bool | None:
         return episode.success if self.kind == "simulator" else None
 
-    def _run(
-        self, episode: _Episode, actions: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _run(self, episode: _Episode, actions: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Joints and bottle after each action."""
         joints = np.empty((len(actions), 14))
         present = episode.joints
@@ -217,9 +224,7 @@ def _draw(joints: NDArray[np.float64], bottles: NDArray[np.float64]) -> NDArray[
     return frames
 
 
-def _paint(
-    frames: NDArray[np.uint8], points_m: NDArray[np.float64], colour: NDArray[np.uint8], radius_px: int
-) -> None:
+def _paint(frames: NDArray[np.uint8], points_m: NDArray[np.float64], colour: NDArray[np.uint8], radius_px: int) -> None:
     """Squares around world points (n, k, 3); what lies outside the picture is left out."""
     forward = np.subtract(_LOOK_AT, _EYE)
     forward = forward / np.linalg.norm(forward)
