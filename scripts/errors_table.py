@@ -21,8 +21,8 @@ FIELDS = ("code", "reason", "name", "expected", "got", "advice")
 INVALID_FIELDS = ("name", "expected", "got", "advice", "reason")
 HEAD = """# Errors
 
-Written by `scripts/errors_table.py` from the source, and compared with it by `tests/scripts/test_errors_table.py`; change
-the texts there. In a text, `{...}` stands for what is filled in.
+Written by `scripts/errors_table.py` from the source, and compared with it by a test
+(`tests/scripts/test_errors_table.py`); change the texts there. In a text, `{...}` stands for what is filled in.
 
 ## Errors of one item
 
@@ -108,16 +108,13 @@ def item_errors() -> list[Row]:
 
 def exceptions() -> list[tuple[str, str, str]]:
     """Every public exception class: name, module, first line of its docstring."""
-    return sorted(
-        (
-            node.name,
-            ".".join(path.relative_to(ROOT).with_suffix("").parts),
-            (ast.get_docstring(node) or "").split("\n")[0],
-        )
-        for path, tree in sources()
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.bases and node.name[0] != "_"
-    )
+    found = []
+    for path, tree in sources():
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.bases and node.name[0] != "_":
+                found.append((node.name, module, (ast.get_docstring(node) or "").partition("\n")[0]))
+    return sorted(found)
 
 
 def cell(text: str) -> str:
@@ -128,9 +125,7 @@ def cell(text: str) -> str:
 def render() -> str:
     """The whole file."""
     rows = [
-        f"| {row.code} | `{row.reason}` | "
-        + " | ".join(map(cell, (row.name, row.expected, row.got, row.advice)))
-        + " |"
+        f"| {row.code} | `{row.reason}` | {' | '.join(map(cell, (row.name, row.expected, row.got, row.advice)))} |"
         for row in item_errors()
         if not row.reason.startswith("{")
     ]

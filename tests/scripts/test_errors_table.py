@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "errors_table.py"
 specification = importlib.util.spec_from_file_location("errors_table", SCRIPT)
 assert specification is not None and specification.loader is not None
 errors_table = importlib.util.module_from_spec(specification)
-import sys  # noqa: E402
-
 sys.modules["errors_table"] = errors_table
 specification.loader.exec_module(errors_table)
 

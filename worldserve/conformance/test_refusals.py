@@ -1,4 +1,4 @@
-"""Refusals: status and reason of what a server must not take, and that the other items of the batch run all the same."""
+"""Refusals: status and reason of what a server must not take; the other items of the batch run all the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One fault as a layer between a caller and a target: the caller's calls pass through it, changed as the fault would."""
+"""One fault as a layer between a caller and a target: calls pass through it, changed as the fault would change them."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ examples:
   worldserve contract probe 127.0.0.1:50052 --html runs/probe.html --json runs/probe.json
   worldserve contract probe 127.0.0.1:50051 --fault arms_swapped      # what it says where the arms are swapped
   worldserve contract probe 127.0.0.1:9000 --state task/train/0000 --other-state task/train/0001 \\
-    --success runs/success.npy --record reference.npz                 # your own interface: record once, on what is right
+    --success runs/success.npy --record reference.npz     # your own interface: record once, on what is right
 
-It runs 13 episodes, of which at most 6 whole ones (30 chunks of the default task), and needs no privileges. The exit status
-is 0 where every probe passed or does not apply, 1 where one failed, 2 where the target could not be probed.
+It runs 13 episodes, of which at most 6 whole ones (30 chunks of the default task), and needs no privileges. The exit
+status is 0 where every probe passed or does not apply, 1 where one failed, 2 where the target could not be probed.
 """
 MATRIX_DESCRIPTION = """Makes every fault on purpose and asks whether its probe finds it; and whether a clean target raises no alarm.
 
@@ -72,7 +72,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     many.set_defaults(run=run_matrix)
     suite = commands.add_parser(
         "conform", help="run the conformance suite against a server (needs pytest)",
-        description="Runs the conformance suite, worldserve.conformance, against a server; what follows -- goes to pytest.",
+        description="Runs the suite worldserve.conformance against a server; what follows -- goes to pytest.",
     )  # fmt: skip
     suite.add_argument("target", help="HOST:PORT of a simulator or a world model")
     suite.add_argument("--state", default="", help="an initial state that it knows")

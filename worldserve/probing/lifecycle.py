@@ -114,7 +114,7 @@ def limit_flags(run: Run) -> Finding:
         "limit_flags", limit_flags.__doc__ or "", found(fault),
         f"at action {rule.limit_actions}: terminated {hold.terminated}, truncated {hold.truncated}, end_reason "
         f"{hold.end_reason!r}; the contract's limit is {rule.limit_is!r}",
-        "Values would be bootstrapped past an end, or cut where they are not: the flags are exchanged." if fault else "",
+        "Values would be bootstrapped past an end, or cut where they go on: flags are exchanged." if fault else "",
         {"terminated": hold.terminated, "truncated": hold.truncated, "end_reason": hold.end_reason},
     )  # fmt: skip
 

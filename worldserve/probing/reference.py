@@ -1,8 +1,8 @@
 """What a trusted target answered: the motion that each number of an action makes, and an episode that succeeds.
 
-Words cannot say which way a joint turns in a picture. A reference is recorded once, on a target whose wiring is known to
-be right (`worldserve contract probe TARGET --record FILE`), and holds for every target of the same interface. The one
-of the default task comes with worldserve; it was recorded on the tabletop simulator.
+Words cannot say which way a joint turns in a picture. A reference is recorded once, on a target whose wiring is known
+to be right (`worldserve contract probe TARGET --record FILE`), and holds for every target of the same interface. The
+one of the default task comes with worldserve; it was recorded on the tabletop simulator.
 """
 
 from __future__ import annotations

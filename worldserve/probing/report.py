@@ -98,7 +98,8 @@ def as_html(report: Report, target: str, faults: Sequence[str] = ()) -> str:
         f"<title>contract probe {html.escape(target)}</title><style>{_STYLE}</style>",
         f"<h1>Contract probe of {html.escape(target)}</h1>",
         f"<p>{html.escape(contract.provenance.kind)} {html.escape(contract.provenance.backend)}, interface "
-        f"<code>{fingerprint(contract.interface)}</code>, provenance <code>{fingerprint(contract.provenance)}</code></p>",
+        f"<code>{fingerprint(contract.interface)}</code>, provenance "
+        f"<code>{fingerprint(contract.provenance)}</code></p>",
         f"<p>Faults made on purpose: {html.escape(', '.join(faults))}</p>" if faults else "",
         f"<p>{html.escape(as_text(report, target).splitlines()[-1])}</p>",
         *(_section(finding) for finding in sorted(report.findings, key=lambda f: order[f.verdict])),

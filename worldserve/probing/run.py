@@ -101,11 +101,15 @@ class Prober:
         self._on_progress = on_progress
         self._run_name = f"probe-{uuid.uuid4().hex[:12]}"
         self._open: set[str] = set()
+        self._asked: dict[str, ResetItem] = {}
         self._opened = 0
         self._total = 0
 
     def run(self) -> Run:
-        """Raises ItemFailedError where the target refuses what the contract allows, ConnectionError where it is away."""
+        """Raises ItemFailedError where the target refuses what the contract allows, ConnectionError where it is away.
+
+        Episodes that are open are closed, whatever happens.
+        """
         contract = self._client.get_contract()
         try:
             return self._run(contract)
@@ -128,7 +132,7 @@ class Prober:
         last_chunk = min(HOME_AT, script.limit - interface.timing.chunk_actions)
         traces["excursion"] = self._whole("excursion", asked.state, script.excursion(), asked.seed, last_chunk)
         [other] = self._reset([ResetItem(self._name(), asked.other_state, asked.seed)])
-        traces["other state"] = Trace("other state", _item(other), other, script.hold())
+        traces["other state"] = Trace("other state", self._asked[other.episode_id], other, script.hold())
         self._close([other.episode_id])
         if self._reference is not None:
             state, actions = self._reference.success_state, self._reference.success_actions
@@ -150,8 +154,8 @@ class Prober:
             ]
         )
         found = {
-            "neighbour": Trace("neighbour", _item(neighbour), neighbour, still),
-            "again": Trace("again", _item(again), again, sweep),
+            "neighbour": Trace("neighbour", self._asked[neighbour.episode_id], neighbour, still),
+            "again": Trace("again", self._asked[again.episode_id], again, sweep),
         }
         self._chunk([found["neighbour"]], 0)
         self._chunk([found["again"]], 0)
@@ -164,7 +168,7 @@ class Prober:
             ]
         )
         batch = [
-            Trace(name, _item(reply), reply, given)
+            Trace(name, self._asked[reply.episode_id], reply, given)
             for name, reply, given in zip(
                 ("in a batch", "batch neighbour", "other seed in the batch"),
                 together,
@@ -175,7 +179,7 @@ class Prober:
         self._chunk(batch, 0)
         self._close([reply.episode_id for reply in together])
         [seeded] = self._reset([ResetItem(self._name(), asked.state, asked.seed + 1)])
-        alone = Trace("other seed", _item(seeded), seeded, sweep)
+        alone = Trace("other seed", self._asked[seeded.episode_id], seeded, sweep)
         self._chunk([alone], 0)
         self._close([seeded.episode_id])
         return found | {trace.name: trace for trace in [*batch, alone]}
@@ -190,7 +194,7 @@ class Prober:
         self, name: str, actions: NDArray[np.float32], opened: ResetReply, every_after: int | None = None
     ) -> Trace:
         """Until the target says that it ended, or the actions are used up; all frames after action `every_after`."""
-        trace = Trace(name, _item(opened), opened, actions)
+        trace = Trace(name, self._asked[opened.episode_id], opened, actions)
         size = self._size(trace)
         for index in range(len(actions) // size):
             self._chunk([trace], index, every_after is not None and index * size >= every_after)
@@ -221,7 +225,10 @@ class Prober:
 
     def _reset(self, items: Sequence[ResetItem]) -> list[ResetReply]:
         self._open |= {item.episode_id for item in items}
-        return raise_for_errors(self._client.reset(items))
+        replies = raise_for_errors(self._client.reset(items))
+        # By the name in the reply: what was asked for stands beside what came, whatever the reply says.
+        self._asked |= {reply.episode_id: item for item, reply in zip(items, replies, strict=True)}
+        return replies
 
     def _close(self, names: Sequence[str]) -> None:
         self._client.close_episodes(names)
@@ -230,7 +237,3 @@ class Prober:
     def _name(self) -> str:
         self._opened += 1
         return f"{self._run_name}/{self._opened}"
-
-
-def _item(reply: ResetReply) -> ResetItem:
-    return ResetItem(reply.episode_id, reply.initial_state_id, reply.seed)

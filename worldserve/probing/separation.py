@@ -60,9 +60,7 @@ def seed(run: Run) -> Finding:
     """Does the seed do what the contract says?"""
     question = seed.__doc__ or ""
     gap, count = _compare(run.traces["sweep 0"], run.traces["other seed"])
-    wrong = [
-        t.name for t in run.traces.values() if t.name.startswith("other seed") and t.opened.seed == run.question.seed
-    ]
+    wrong = [t.name for t in run.traces.values() if t.opened.seed != t.item.seed]
     world_model = run.contract.provenance.kind == "world_model"
     fault = bool(wrong) or (gap == 0 if world_model else gap != 0)
     meant = "drives a world model's noise" if world_model else "has no effect in a simulator"
@@ -70,6 +68,7 @@ def seed(run: Run) -> Finding:
         "seed", question, found(fault),
         f"{count} frames with another seed differ by {gap:.3g} levels; the seed {meant}",
         "The seed is ignored: all episodes of a group are one, and their advantages nothing." if world_model and fault
+        else f"The reply names another seed than was asked for ({wrong[0]})." if wrong
         else "Something else than the initial state and the actions changes the outcome." if fault else "",
         {"difference_levels": gap, "frames": count}, _strip(run.traces["sweep 0"], run.traces["other seed"]),
     )  # fmt: skip

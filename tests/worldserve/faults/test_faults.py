@@ -198,7 +198,7 @@ def test_ends() -> None:
 
 def test_names_are_checked() -> None:
     assert check_faults(["limit_flags", "arms_swapped"]) == ("limit_flags", "arms_swapped")
-    with pytest.raises(ValueError, match="got 'arm_swapped'. Did you mean 'arms_swapped'"):
+    with pytest.raises(ValueError, match=r"got 'arm_swapped'\. Did you mean 'arms_swapped'"):
         check_faults(["arm_swapped"])
     with pytest.raises(ValueError, match="each name once"):
         check_faults(["limit_flags", "limit_flags"])
