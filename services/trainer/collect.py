@@ -181,13 +181,14 @@ def refuse_other_origin(infos: Sequence[EpisodeInfo], plans: Sequence[EpisodePla
         "policy_sha256": origin.policy_sha256,
         "interface_fingerprint": fingerprints["interface"],
         "provenance_fingerprint": fingerprints["provenance"],
+        "faults": list(origin.faults),
         **origin.metadata(),
     }
     states = {plan.episode_id: plan.initial_state_id for plan in plans}
     run_name = plans[0].episode_id.rsplit("/", 2)[0]
     for info in infos:
         expected = {**asked, "initial_state_id": states.get(info.episode_id, info.initial_state_id)}
-        facts = {**info.metadata, **vars(info)}
+        facts = {"faults": [], **info.metadata, **vars(info)}
         differing = [name for name in expected if name not in facts or facts[name] != expected[name]]
         if differing:
             listed = "; ".join(
