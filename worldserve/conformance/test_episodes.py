@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from worldserve.conformance.plugin import Server
+from worldserve.conformance.server import Server
 from worldserve.contract import execute
 from worldserve.messages import FrameSelection, ItemError, ReplayItem, ReplayOutcome, ResetItem, StepItem, StepReply
 

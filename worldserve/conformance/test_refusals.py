@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from worldserve.client import CallFailedError, EnvironmentClient
-from worldserve.conformance.plugin import Server
+from worldserve.conformance.server import Server
 from worldserve.conformance.test_episodes import done, refused
 from worldserve.messages import ResetItem, StepItem
 from worldserve.serving.server import ENVIRONMENT_SERVICE

@@ -77,9 +77,3 @@ def measure(run: Run, orientation: str = "as stated") -> Motion:
 def size(maps: Maps) -> float:
     """Root of the sum of squares; NaN where a frame is missing."""
     return float(np.sqrt(np.square(maps.astype(np.float64)).sum()))
-
-
-def likeness(first: Maps, second: Maps) -> float:
-    """Cosine of two maps (or stacks of them), -1 to 1; 0 where either is nothing."""
-    product = size(first) * size(second)
-    return float((first.astype(np.float64) * second).sum() / product) if product > 0 else 0.0

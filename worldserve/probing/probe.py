@@ -67,7 +67,7 @@ def probe(
     findings = [
         *wiring.inspect(run, motion, known),
         *lifecycle.inspect(run),
-        *separation.inspect(run, orientation, known),
+        *separation.inspect(run, motion, known),
         *pictures.inspect(run, reading),
     ]
     return Report(run, tuple(findings), motion)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from worldserve.probing.finding import Finding, found, not_applicable
-from worldserve.probing.motion import measure, size
+from worldserve.probing.motion import size
 from worldserve.probing.reference import Motion
 from worldserve.probing.run import Run, Trace
 
@@ -24,7 +25,7 @@ def _compare(first: Trace, second: Trace) -> tuple[float, int]:
     return (float(np.mean(gaps)) if gaps else float("nan")), len(shared)
 
 
-def _strip(first: Trace, second: Trace) -> tuple[tuple[str, np.ndarray], ...]:  # type: ignore[type-arg]
+def _strip(first: Trace, second: Trace) -> tuple[tuple[str, NDArray[np.uint8]], ...]:
     shared = [at for at in second.frames if at in first.frames][-3:]
     return tuple((f"{trace.name}, frame {at}", trace.frames[at]) for at in shared[:3:2] for trace in (first, second))
 
@@ -92,10 +93,10 @@ def shared_noise(run: Run) -> Finding:
     )  # fmt: skip
 
 
-def history(run: Run, orientation: str, reference: Motion | None) -> Finding:
+def history(run: Run, motion: Motion, reference: Motion | None) -> Finding:
     """Do the frames show what happened before?"""
     question = history.__doc__ or ""
-    seen = measure(run, orientation).history
+    seen = motion.history
     if np.isnan(seen).any():
         return not_applicable(
             "history", question,
@@ -120,6 +121,6 @@ def history(run: Run, orientation: str, reference: Motion | None) -> Finding:
 PROBES: tuple[Callable[[Run], Finding], ...] = (isolation, batch, seed, shared_noise)
 
 
-def inspect(run: Run, orientation: str, reference: Motion | None) -> list[Finding]:
+def inspect(run: Run, motion: Motion, reference: Motion | None) -> list[Finding]:
     """All probes of what an episode depends on."""
-    return [*(probe(run) for probe in PROBES), history(run, orientation, reference)]
+    return [*(probe(run) for probe in PROBES), history(run, motion, reference)]

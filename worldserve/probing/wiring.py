@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldserve.probing.finding import Finding, found, not_applicable
-from worldserve.probing.motion import grey_map, likeness, size
+from worldserve.probing.motion import grey_map, size
 from worldserve.probing.reference import Maps, Motion
 from worldserve.probing.run import Run
 from worldserve.probing.script import DOWN_AT, HOLD_UNTIL, HOME_AT, LEVELS, SETTLED_AT, SLOT, UP_AT
@@ -41,10 +41,12 @@ class Wiring:
     @cached_property
     def table(self) -> NDArray[np.float64]:
         """(dimensions, dimensions): likeness of what number i moved to what number j moves in the reference."""
-        count = len(self.reference.sweeps)
-        return np.array(
-            [[likeness(self.motion.sweeps[i], self.reference.sweeps[j]) for j in range(count)] for i in range(count)]
+        seen, known = (
+            np.asarray(m.sweeps, np.float64).reshape(len(m.sweeps), -1) for m in (self.motion, self.reference)
         )
+        sizes = np.linalg.norm(seen, axis=1)[:, None] * np.linalg.norm(known, axis=1)
+        table: NDArray[np.float64] = np.divide(seen @ known.T, sizes, out=np.zeros(sizes.shape), where=sizes > 0)
+        return table
 
     @cached_property
     def strength(self) -> NDArray[np.float64]:
