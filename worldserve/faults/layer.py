@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,9 +120,9 @@ class ActionLayer(Layer):
     def close_episodes(self, episode_ids: Sequence[str]) -> int:
         """Frees episodes, and forgets them."""
         for name in episode_ids:
-            for table in (self._targets, self._given, self._states):
-                forgotten: dict[str, Any] = table  # type: ignore[assignment]
-                forgotten.pop(name, None)
+            self._targets.pop(name, None)
+            self._given.pop(name, None)
+            self._states.pop(name, None)
         return self.inner.close_episodes(episode_ids)
 
 
