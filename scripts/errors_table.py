@@ -9,8 +9,8 @@ A test compares the file with the source, so that a text that changes is a chang
 from __future__ import annotations
 
 import ast
+import functools
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,12 +80,15 @@ def arguments_of(call: ast.Call, names: tuple[str, ...]) -> dict[str, str]:
     return found | {word.arg: text_of(word.value) for word in call.keywords if word.arg in names}
 
 
-def sources() -> Iterator[tuple[Path, ast.Module]]:
+@functools.cache
+def sources() -> tuple[tuple[Path, ast.Module], ...]:
     """Every module of the packages, in order."""
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if "generated" not in path.parts and "conformance" not in path.parts:
-                yield path, ast.parse(path.read_text(encoding="utf-8"))
+    return tuple(
+        (path, ast.parse(path.read_text(encoding="utf-8")))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if not {"generated", "conformance"} & set(path.parts)
+    )
 
 
 def item_errors() -> list[Row]:
