@@ -106,7 +106,7 @@ def item_errors() -> list[Row]:
             elif called == "invalid" and path.name != "errors.py" and len(node.args) >= 4:
                 given = {"reason": "INVALID_FIELD"} | arguments_of(node, INVALID_FIELDS)
                 rows.add(Row("INVALID_ARGUMENT", *(given[name] for name in FIELDS[1:])))
-    return sorted(rows, key=lambda row: (row.code, row.reason, row.name, row.expected))
+    return sorted(rows)
 
 
 def exceptions() -> list[tuple[str, str, str]]:
