@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from worldserve.probing.finding import Finding, found, not_applicable
-from worldserve.probing.pictures import SAME
+from worldserve.probing.pictures import CLEARLY, SAME
 from worldserve.probing.run import Run, Trace
 
 
@@ -64,7 +64,7 @@ def second_reset(run: Run) -> Finding:
             float(np.abs(other.opened.frame.astype(np.int16) - frame.astype(np.int16)).mean())
             for frame in (known, run.question.known_frames.get(run.question.state, first.opened.frame))
         )
-        unlike = own > SAME and stale < own
+        unlike = own > SAME and stale < CLEARLY * own
     fault = gap == 0 or bool(unlike)
     renamed = [t.name for t in run.traces.values() if t.opened.initial_state_id != t.item.initial_state_id]
     return Finding(

@@ -42,7 +42,7 @@ def test_a_fault_is_found_by_its_probe(small: SmallServers, kind: str, fault: st
 
 # What a fault may set off beside its own probe: a fault of the wiring spoils what is measured through it.
 ALONE = [
-    "gripper_sense", "action_offset", "frame_offset", "reset_echo_state", "reset_echo_image", "early_end", "limit_flags",
+    "action_offset", "frame_offset", "reset_echo_state", "reset_echo_image", "early_end", "limit_flags",
     "reward_moved", "episodes_leak", "batch_changes", "colours_swapped", "image_flipped", "image_upside_down",
 ]  # fmt: skip
 
