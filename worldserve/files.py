@@ -6,12 +6,16 @@ between them leaves no directory of that name, but both its versions beside it, 
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+LOCK = ".lock"
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
@@ -56,3 +60,19 @@ def whole_sibling(target: Path, age: Callable[[Path], float | None]) -> Path | N
     """
     found = [(written, path) for path in siblings(target) if (written := age(path)) is not None]
     return max(found)[1] if found else None
+
+
+def claim(directory: Path, refusal: str) -> BinaryIO:
+    """An open file whose lock on `directory` ends when it is closed, or with the process however that ends.
+
+    Raises:
+        RuntimeError: `refusal`, where another process holds the lock.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = open(directory / LOCK, "ab")  # noqa: SIM115 -- held until close
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise RuntimeError(refusal) from error
+    return lock

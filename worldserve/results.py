@@ -31,7 +31,7 @@ SUMMARY = "Record a measured figure, or write docs/results.md from all of them."
 SUMMARY_PATH = Path("results/summary.json")
 PAGE_PATH = Path("docs/results.md")
 
-# What the keys mean, and the goal where one is set (issue A). Other keys may be recorded as well.
+# What the keys mean, and the goal where one is set (issues A and B). Other keys may be recorded as well.
 DESCRIPTIONS: Mapping[str, str] = {
     "sim.expert_success": "Success of the scripted expert on fresh states, share of episodes (goal: at least 0.90)",
     "sim.fk_max_mm": "Largest error of the forward kinematics against the two real episodes, mm (goal: at most 7)",
@@ -40,6 +40,16 @@ DESCRIPTIONS: Mapping[str, str] = {
     "reward.fake_success": "Failed policy rollouts that the reward model reads as success (goal: at most 0.03)",
     "reward.recall": "Successful policy rollouts that the reward model reads as success (goal: at least 0.99)",
     "wm.moving_psnr_gap_db": "World model: PSNR over moving pixels, true minus shuffled actions, dB (goal: at least 3)",
+    "fidelity.simulator.fake_success": "Simulator's frames: failed rollouts read as success (goal: at most 0.03)",
+    "fidelity.simulator.recall": "Simulator's frames: successful rollouts read as success (goal: at least 0.99)",
+    "fidelity.base.fake_success": "World model of successes alone: failures drawn as success (goal: at least 0.50)",
+    "fidelity.base.recall": "The same model: successes drawn as success",
+    "fidelity.success_only.fake_success": "Trained on, with successes alone, as long as the shipped one: fake success",
+    "fidelity.repaired.fake_success": "Shipped world model: failures drawn as success (goal: at most 0.15)",
+    "fidelity.repaired.recall": "Shipped world model: successes drawn as success (goal: at least 0.97)",
+    "forks.train.fake_success": "Fake success on mixed states of training (goal: at most 0.15 above the floor)",
+    "forks.unseen.fake_success": "Fake success on unseen mixed states (goal: at most 0.25 above the floor)",
+    "forks.floor": "Simulator's failures on mixed states that half a pixel turns into successes, share of replays",
     "ppo_wm.gain_pp": "Gain of PPO in the world model over SFT, measured in the simulator, percentage points, paired",
     "demo.minutes": "Wall time of `make demo` on two quiet cores, minutes (goal: at most 15)",
 }
@@ -49,6 +59,8 @@ GROUPS: Mapping[str, str] = {
     "ppo_sim": "PPO in the simulator",
     "reward": "Reward model",
     "wm": "World model",
+    "fidelity": "Fidelity: what is drawn of recorded actions, sealed test states",
+    "forks": "Forks: states with both outcomes",
     "ppo_wm": "PPO in the world model",
     "demo": "Demo",
 }

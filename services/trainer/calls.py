@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from worldserve.client.calling import WrongServiceError
 from worldserve.messages import ItemError, ItemFailedError
 
 RETRYABLE_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED", "INTERNAL"})
@@ -71,6 +72,9 @@ def resumable(command: str, work: Callable[[], int], how_to_go_on: Callable[[], 
         return 130
     except ItemFailedError as error:
         print(f"worldserve {command}: {brief(error)} {how_to_go_on()}", file=sys.stderr)
+        return 1
+    except WrongServiceError as error:  # a ConnectionError that does not pass
+        print(f"worldserve {command}: {error}", file=sys.stderr)
         return 1
     except ConnectionError as error:
         print(f"worldserve {command}: {error} {how_to_go_on()}", file=sys.stderr)

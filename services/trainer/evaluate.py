@@ -15,6 +15,7 @@ import hashlib
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from services.trainer.calls import resumable
-from services.trainer.directories import is_empty
+from services.trainer.directories import claim_out, is_empty
 from services.trainer.plans import EpisodePlan, unique_run_name
 from services.trainer.policies import FlowPolicy, find_policy, load_policy
 from services.trainer.recipes import parse_command
@@ -270,7 +271,11 @@ def run(config: EvaluateConfig) -> int:
     about_states = {"path": str(config.initial_states), "sha256": states.sha256}
     started, cpu = time.perf_counter(), time.process_time()
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with open_client(config.target, config.fault) as client, Progress(*columns, console=Console(stderr=True)) as bars:
+    with (
+        ExitStack() as stack,
+        open_client(config.target, config.fault) as client,
+        Progress(*columns, console=Console(stderr=True)) as bars,
+    ):
         contract = client.get_contract()
         _refuse_unjudged(contract, config.target)
         jobs = [_Job.load("policy", config.policy, config.out, config, states.sha256, contract)]
@@ -279,6 +284,7 @@ def run(config: EvaluateConfig) -> int:
             out = config.out / "reference"
             jobs.append(_Job.load("reference", config.reference, out, config, states.sha256, contract))
         for job in jobs:
+            stack.enter_context(claim_out(job.out))
             claim_directory(job.out, job.settings, config.fresh)
         rows: dict[str, list[dict[str, Any]]] = {"reference": reference} if reference else {}
         for job in jobs:

@@ -32,7 +32,7 @@ from typing import Annotated, Any
 import tyro
 
 from services.trainer.calls import resumable
-from services.trainer.directories import is_empty
+from services.trainer.directories import claim_out, is_empty
 from services.trainer.fidelity_measurement import (
     PROBABILITIES,
     ROWS,
@@ -272,6 +272,7 @@ def run(config: FidelityConfig) -> dict[str, str]:
         check_subjects(subjects, servers.target_contract, config, knows_truth)
         about = identity(config, servers, subjects)
         held = {name: value for name, value in about.items() if name != "target_drawn"}  # part of the provenance
+        stack.enter_context(claim_out(config.out))
         claim_directory(config.out, held | {"moving_threshold": config.moving_threshold}, config.fresh)
         _write_run(config, servers, about)
         how = MeasurementSettings(config.out, config.batch, config.videos, config.moving_threshold)

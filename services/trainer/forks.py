@@ -25,6 +25,7 @@ import itertools
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,6 +41,7 @@ from services.trainer.counterfactual_pairs import (
     shuffled,
     summarise_pairs,
 )
+from services.trainer.directories import claim_out, is_empty
 from services.trainer.fork_states import Row, mixed_states, read_fidelity_rows, summarise_states
 from services.trainer.perturbation import KINDS, Kind
 from services.trainer.shifts import HALF_PIXEL_MM, half_pixel_shifts, measure_floor, summarise_floor
@@ -205,10 +207,15 @@ def run(config: ForksConfig) -> dict[str, Any]:
     if config.record is not None:
         refuse_for_training(row["initial_state_id"] for row in rows)
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with EnvironmentClient(config.target) as target, EnvironmentClient(config.reference) as reference:
+    with (
+        ExitStack() as stack,
+        EnvironmentClient(config.target) as target,
+        EnvironmentClient(config.reference) as reference,
+    ):
         servers = _Servers.checked(target, reference)
         identity = servers.identity()
         _check_fidelity(config, identity)
+        stack.enter_context(claim_out(config.out))
         _claim(config, identity, servers)
         with Progress(*columns, console=Console(stderr=True)) as bars:
             if not config.skip_floor:
@@ -275,7 +282,7 @@ def _claim(config: ForksConfig, identity: Mapping[str, Any], servers: _Servers) 
     from services.trainer.run_record import read_json, write_json
 
     path = config.out / SETTINGS
-    if not path.exists() and config.out.exists() and any(config.out.iterdir()):
+    if not path.exists() and not is_empty(config.out):
         raise ValueError(
             f"out: expected a new directory or that of an earlier call; {config.out} holds other things. Choose "
             "another --out."

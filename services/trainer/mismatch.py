@@ -21,6 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,7 @@ import torch
 
 from services.trainer.calls import resumable
 from services.trainer.closed_loop import Checkpoint, measure
+from services.trainer.directories import claim_out
 from services.trainer.evaluate import claim_directory, evaluation_plans
 from services.trainer.mismatch_statistics import summarise
 from services.trainer.plans import unique_run_name
@@ -133,11 +135,16 @@ def run(config: MismatchConfig) -> int:
     ids = states.ids[: config.max_states]
     started, cpu = time.perf_counter(), time.process_time()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with EnvironmentClient(config.target) as client, EnvironmentClient(config.reference) as reference:
+    with (
+        ExitStack() as stack,
+        EnvironmentClient(config.target) as client,
+        EnvironmentClient(config.reference) as reference,
+    ):
         contract, truth = client.get_contract(), reference.get_contract()
         source = check_contracts(contract, config.target, truth, config.reference)
         checkpoints = load_checkpoints(config, contract)
         settings = settings_of(config, states.sha256, checkpoints, contract, truth)
+        stack.enter_context(claim_out(config.out))
         _claim(config.out, settings, config.fresh)
         write_run(config.out, "worldserve mismatch", config.target, contract, {
             **{checkpoint.name: dict(checkpoint.facts) for checkpoint in checkpoints},

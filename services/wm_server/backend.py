@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.wm_server.draft import READS
 from services.wm_server.model import WorldModel
 from services.wm_server.sampler import shifted_sigmas
 from services.wm_server.windows import CHUNK_FRAMES, HISTORY_FRAMES, Window, build_window, conditioning_poses
@@ -60,7 +61,8 @@ class WorldModelBackend:
         model: the world model.
         states: sealed initial states by id.
         reward_fingerprint: provenance fingerprint of the reward server that judges; "" without one.
-        capacity: episodes that can be open at once (about 0.2 MB each).
+        capacity: episodes that can be open at once. At 96 x 128 and 32 channels each holds up to 0.77 MB: two chunks
+            of latents (80 kB each) with their last eight frames (295 kB each), and 201 poses (16 kB).
     """
 
     def __init__(
@@ -149,7 +151,8 @@ class WorldModelBackend:
     def _finished(self, item: BackendStep, session: _Session, latents: Tensor) -> BackendChunk | ItemError:
         if not bool(torch.isfinite(latents).all()):
             return errors.not_finite("frames", "world model")
-        chunk = _Chunk(item.first_action_index, latents)
+        # A view would keep the latents of the whole batch alive.
+        chunk = _Chunk(item.first_action_index, latents.clone())
         session.chunks = [*session.chunks[-1:], chunk]
         return BackendChunk(self._frames(session, chunk, item.frame_indices), None)
 
@@ -176,7 +179,11 @@ class WorldModelBackend:
 
 def _facts(model: WorldModel, reward_fingerprint: str) -> dict[str, str]:
     sampler, statistics = model.sampler, (model.statistics.low, model.statistics.high)
+    width = model.transformer.config.draft_width
+    # Without a draft the facts, and so the fingerprint, are those from before there were drafts.
+    draft = {"draft": f"width {width}; reads {READS}"} if width else {}
     return {
+        **draft,
         "batch_bucket": str(sampler.batch_bucket),
         "device_class": f"cpu-{platform.machine()}",
         "diffusers": importlib.metadata.version("diffusers"),

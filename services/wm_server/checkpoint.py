@@ -66,12 +66,13 @@ def save_training(
     """
     states = {name: full_state(model, write) for name, model in models.items()}
     tensors: dict[str, torch.Tensor] = {}
+    names = [name for name, _ in _optimised(models, optimizer)]
     for number, entries in optimizer.state_dict()["state"].items():
         for key, value in entries.items():
             if isinstance(value, torch.Tensor):
                 whole = full_tensor(value)
                 if write:
-                    tensors[f"{number}/{key}"] = whole.cpu()
+                    tensors[f"{names[number]}/{key}"] = whole.cpu()
     if not write:
         return
     staging = temporary_sibling(directory)
@@ -84,6 +85,12 @@ def save_training(
     replace_directory(staging, directory)
     for sibling in siblings(directory):
         shutil.rmtree(sibling, ignore_errors=True)
+
+
+def _optimised(models: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """Names ("model.layer.weight") and parameters in the optimiser's order."""
+    names = {id(p): f"{model}.{name}" for model, module in models.items() for name, p in module.named_parameters()}
+    return [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
 
 
 def has_training(directory: Path) -> bool:
@@ -111,21 +118,38 @@ def load_training(
     """Inverse of `save_training`: loads in place and returns the progress; None where there is no checkpoint.
 
     A checkpoint that a kill left beside `directory`, half-way through its replacement, is moved there first, unless
-    `write` is False (another rank has done it).
+    `write` is False (another rank has done it). The optimiser's tensors are found by their parameters' names, or, in
+    checkpoints of older versions, by the parameters' order.
+
+    Raises:
+        ValueError: naming the first tensor that is not of these networks and this optimiser.
     """
     if write:
         _recover(directory, ["progress.json", "optimizer.safetensors", *(f"{name}.safetensors" for name in models)])
     if not (directory / "progress.json").exists():
         return None
+    other = "It is of other settings or of another version: go on with those, or train anew in another --out"
     for name, model in models.items():
-        load_full_state(model, load_file(str(directory / f"{name}.safetensors")))
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        path = directory / f"{name}.safetensors"
+        try:
+            load_full_state(model, load_file(str(path)))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}. {other}") from error
+    path, parameters = directory / "optimizer.safetensors", _optimised(models, optimizer)
+    numbers = {name: number for number, (name, _) in enumerate(parameters)}
+    numbers |= {str(number): number for number in range(len(parameters))}
     state: dict[int, dict[str, torch.Tensor]] = {}
-    for key, value in load_file(str(directory / "optimizer.safetensors")).items():
-        number, _, name = key.partition("/")
-        parameter = parameters[int(number)]
-        held = like(value, parameter) if value.shape == parameter.shape else value
-        state.setdefault(int(number), {})[name] = held
+    for key, value in load_file(str(path)).items():
+        which, _, entry = key.rpartition("/")
+        if which not in numbers:
+            raise ValueError(f"{path}: expected tensors of the {len(parameters)} parameters; got {key!r}. {other}")
+        name, parameter = parameters[numbers[which]]
+        if entry != "step" and value.shape != parameter.shape:
+            raise ValueError(
+                f"{path}: {entry} of {name}: expected the shape {tuple(parameter.shape)}; got {tuple(value.shape)}. "
+                f"{other}"
+            )
+        state.setdefault(numbers[which], {})[entry] = value if entry == "step" else like(value, parameter)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     progress: dict[str, Any] = json.loads((directory / "progress.json").read_text(encoding="utf-8"))
     return progress

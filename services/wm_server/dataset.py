@@ -23,18 +23,17 @@ from services.wm_server.windows import (
     CHUNK_FRAMES,
     CONDITION_LATENTS,
     GROUP_FRAMES,
-    LATENT_FRAMES,
     WINDOW_FRAMES,
     PoseStatistics,
     build_window,
     conditioning_poses,
     mirror_poses,
+    past_conditioning,
     past_starts,
 )
 from worldserve.episodes import Episode
 from worldserve.files import replace_directory
 
-FUTURE_LATENTS = LATENT_FRAMES - CONDITION_LATENTS
 SHARD_EPISODES = 64
 
 
@@ -185,8 +184,9 @@ def _encode_shard(
 @dataclass(frozen=True)
 class Batch:
     """`latents` (n, channels, 16, h, w), `weights` (n, 13, h, w), `conditioning` (n, 61, d), float32; `anchors` uint8
-    (n, height, width, 3), the episodes' first frames; `past` float32 (n, k, 61, d), conditioning of the chunks before,
-    padded with zeros at the end, of which `chunks` int64 (n,) are an episode's own."""
+    (n, height, width, 3), the episodes' first frames; `chunks` int64 (n,), how many encoded chunks came before in the
+    episode; `past` float32 (n, k, 61, d), conditioning of these chunks, padded with zeros at the end (k = 0 where it
+    was not asked for)."""
 
     latents: Tensor
     weights: Tensor
@@ -230,8 +230,8 @@ class LatentWindows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, rows: Sequence[int] | NDArray[np.int64]) -> Batch:
-        """The windows `rows`."""
+    def batch(self, rows: Sequence[int] | NDArray[np.int64], past: bool = True) -> Batch:
+        """The windows `rows`; without `past`, which only the memory of a draft reads, its k is 0."""
 
         def gather(name: str) -> NDArray[np.float32]:
             values = [self._parts[part][name][row] for part, row in (self._where[int(index)] for index in rows)]
@@ -240,11 +240,11 @@ class LatentWindows:
         places = [(self._where[int(index)][0], self.rows[int(index)]["anchor"]) for index in rows]
         anchors = np.stack([self._parts[part]["anchors"][anchor] for part, anchor in places])
         conditioning = self.statistics.normalise(gather("poses"))
-        past = [self._past(int(index)) for index in rows]
-        chunks = np.array([len(before) for before in past])
-        padded = np.zeros((len(past), chunks.max(initial=0), *conditioning.shape[1:]), np.float32)
-        for number, before in enumerate(past):
-            padded[number, : len(before)] = before
+        chunks = np.array([len(self.before(int(index))) for index in rows])
+        longest = chunks.max(initial=0) if past else 0
+        padded = np.zeros((len(chunks), longest, *conditioning.shape[1:]), np.float32)
+        for number, index in enumerate(rows if past else ()):
+            padded[number, : chunks[number]] = self._past(int(index))
         arrays = (gather("latents"), gather("weights"), conditioning, anchors, padded, chunks)
         return Batch(*(torch.from_numpy(array) for array in arrays))
 
@@ -256,7 +256,7 @@ class LatentWindows:
 
     def _past(self, index: int) -> NDArray[np.float32]:
         poses = self._parts[self._where[index][0]]["poses"]
-        return self.statistics.normalise(poses[[self._where[number][1] for number in self.before(index)]])
+        return past_conditioning([poses[self._where[number][1]] for number in self.before(index)], self.statistics)
 
     def clipped_share(self, count: int = 2000) -> float:
         """Share of the pose numbers of (up to `count`) windows that the scale clips, which the network never sees."""

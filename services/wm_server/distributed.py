@@ -131,6 +131,8 @@ def shard(model: BwmTransformer, placement: Placement) -> None:
     policy = MixedPrecisionPolicy()
     if placement.precision == "bf16":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for parameter in model.parameters():  # FSDP takes no other layout; the pose maps' convolutions have one for CPUs
+        parameter.data = parameter.data.contiguous()
     for block in model.wan.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     if model.config.draft_width:
@@ -198,15 +200,17 @@ def load_full_state(module: nn.Module, state: dict[str, Tensor]) -> None:
     """`module.load_state_dict` of whole tensors, also where the module is sharded.
 
     Raises:
-        ValueError: when names are missing or too many.
+        ValueError: naming the first weights that are missing, too many or of another shape.
     """
     held = module.state_dict()
+    shapes = [name for name in held.keys() & state.keys() if held[name].shape != state[name].shape]
+    kinds = {"missing": held.keys() - state.keys(), "unknown": state.keys() - held.keys(), "of another shape": shapes}
+    wrong = [f"{len(names)} {kind} ({', '.join(sorted(names)[:3])})" for kind, names in kinds.items() if names]
+    if wrong:
+        raise ValueError(f"weights: expected those of the network; got {'; '.join(wrong)}")
     if not any(map(is_sharded, held.values())):
         module.load_state_dict(state)
         return
-    if held.keys() != state.keys():
-        names = ", ".join(sorted(held.keys() ^ state.keys()))
-        raise ValueError(f"weights: expected the names of the network's; got others: {names}")
     for name, target in held.items():
         target.copy_(like(state[name], target))
 

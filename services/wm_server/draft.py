@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from services.wm_server.camera import CameraConfig
 from services.wm_server.hand_views import HandViews
-from services.wm_server.windows import CONDITION_FRAMES, CONDITION_LATENTS, GROUP_FRAMES, LATENT_FRAMES
+from services.wm_server.windows import CONDITION_FRAMES, FUTURE_LATENTS, GROUP_FRAMES
 
 VIEW_FEATURES = 48
 ANCHOR_FEATURES = 64
-FUTURE_GROUPS = LATENT_FRAMES - CONDITION_LATENTS
+READS = "the episode's first frame and all of its actions so far, and no drawn frame"
 
 
 class Draft(nn.Module):
@@ -67,7 +67,7 @@ class Draft(nn.Module):
         if past.shape[1]:
             after, _ = self.recurrent(self._seen(shown, past, anchor), before.transpose(0, 1).contiguous())
             before = torch.cat([before, after], 1)
-        state: Tensor = before[torch.arange(len(before), device=before.device), FUTURE_GROUPS * chunks]
+        state: Tensor = before[torch.arange(len(before), device=before.device), FUTURE_LATENTS * chunks]
         return state
 
     def forward(self, memory: Tensor, anchor_latent: Tensor, anchor: Tensor, conditioning: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ import torch
 from safetensors.torch import load_file
 
 from services.wm_server import checkpoint
+from services.wm_server.draft import READS
 from services.wm_server.episodes import load_episodes
-from services.wm_server.measure import FinalFrameScorer, last_frames, moving_error, outcome_accuracy
+from services.wm_server.figures import figures
 from services.wm_server.model import WorldModel
-from services.wm_server.outcomes import balanced_episodes, has_both_outcomes
 from services.wm_server.windows import CHUNK_FRAMES, build_window
 from worldserve.files import file_sha256, replace_directory, temporary_sibling
 
@@ -93,27 +93,11 @@ def chunk_cpu_ms(model: WorldModel, episode: Any, repeats: int = 5) -> dict[str,
     return {f"{name}_ms": round(value, 1) for name, value in spent.items()}
 
 
-def figures(model: WorldModel, data: Sequence[Path], held_out_fraction: float, count: int) -> dict[str, Any]:
-    """Figures on held-out episodes: decibels over moving pixels, outcomes by the last frame, CPU time of a chunk."""
-    training, validation = load_episodes(data, held_out_fraction)
-    episodes = balanced_episodes(validation, count)
-    shown = episodes if len(episodes) else validation
-    moving = moving_error(model, shown[: max(1, count // 3)])
-    result: dict[str, Any] = {"moving": {**asdict(moving), "gap_db": moving.gap_db}}
-    if has_both_outcomes(episodes) and has_both_outcomes(training):
-        scorer = FinalFrameScorer(*last_frames(training))
-        frames, success = last_frames(episodes)
-        accuracy, _ = outcome_accuracy(model, episodes, scorer)
-        derived = {name: getattr(accuracy, name) for name in ("fake_success", "recall", "balanced")}
-        derived["scorer_accuracy"] = float(((scorer.score(frames) > 0.0) == success).mean())
-        result["outcome"] = {**asdict(accuracy), **derived}
-    return {**result, "cpu": chunk_cpu_ms(model, shown[0])}
-
-
 def card_text(config: Mapping[str, Any], command: str, note: str) -> str:
     """The card for people, Markdown."""
     card, measured = config["card"], config.get("figures", {})
     transformer = config["transformer"]
+    draft = transformer.get("draft_width", 0)
     width = transformer["heads"] * transformer["head_dimensions"]
     lines = [
         "# bwm-mini",
@@ -122,6 +106,7 @@ def card_text(config: Mapping[str, Any], command: str, note: str) -> str:
         f"BWM wiring on diffusers' Wan transformer ({transformer['layers']} layers, width {width}, objective "
         f"{transformer['objective']}), sampled at noise levels {config['sampler']['sigmas']}.",
         "",
+        *([f"- Draft: a recurrent network of width {draft}, which reads {READS}"] if draft else []),
         f"- Weights: `model.safetensors`, stored as float16, sha256 `{config['sha256']}`",
         f"- Data: {', '.join(card['data'])}: {card['training_episodes']} training episodes "
         f"({card['training_failures']} failures), {card['held_out_episodes']} held out by initial state",
@@ -174,14 +159,16 @@ def export(config: ExportConfig) -> dict[str, Any]:
             card = written["card"]
             data = [Path(directory) for directory in card["data"]]
             fraction = card["config"]["held_out_fraction"]
-            written["figures"] = figures(WorldModel.load(staging), data, fraction, config.measure_episodes)
+            model, (training, validation) = WorldModel.load(staging), load_episodes(data, fraction)
+            measured = figures(model, training, validation, config.measure_episodes)
+            written["figures"] = {**measured, "cpu": chunk_cpu_ms(model, validation[0])}
             checkpoint.write_json(staging / "config.json", written)
         (staging / "card.md").write_text(card_text(written, config.command, config.note), encoding="utf-8")
         replace_directory(staging, config.out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    measured: dict[str, Any] = written.get("figures", {})
-    return measured
+    found: dict[str, Any] = written.get("figures", {})
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -192,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(config.threads)
     try:
         export(config)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, FloatingPointError) as error:
         print(f"export: {error}", file=sys.stderr)
         return 1
     print((config.out / "card.md").read_text(encoding="utf-8"))

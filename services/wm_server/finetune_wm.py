@@ -26,20 +26,20 @@ from services.wm_server.dataset import LatentWindows, WindowChoice, encode_windo
 from services.wm_server.devices import move_model, resolved_precision, torch_device
 from services.wm_server.distributed import Placement, joined, launched_ranks
 from services.wm_server.episodes import load_episodes
+from services.wm_server.figures import figures
 from services.wm_server.gate import GateConfig, StopGate, gate_episodes
-from services.wm_server.measure import FinalFrameScorer, last_frames, moving_error, outcome_accuracy
 from services.wm_server.mixing import check_data_weights, directory_of_episodes, latent_directories
 from services.wm_server.model import WorldModel
 from services.wm_server.outcomes import (
     as_json,
     balanced_episodes,
-    has_both_outcomes,
     open_loop_after,
     outcomes,
     reward_facts,
 )
 from services.wm_server.run_settings import (
     INPUTS,
+    check_helpers,
     hash_of_episodes,
     of_start_model,
     refuse_changes,
@@ -51,7 +51,7 @@ from services.wm_server.transformer_training import TransformerTraining, Transfo
 from services.wm_server.windows import PoseStatistics
 from worldserve.client import CallFailedError, RewardClient
 from worldserve.episodes import EpisodeReader
-from worldserve.files import file_sha256
+from worldserve.files import claim, file_sha256
 from worldserve.messages import ItemFailedError
 
 SUMMARY = "Train or fine-tune a world model on recorded episodes; interrupted runs go on where they were."
@@ -145,6 +145,8 @@ class FinetuneConfig:
         if self.start is not None and self.codec_of is not None:
             raise ValueError("start, codec_of: expected one of them; got both. A start model brings its codec")
         check_data_weights(self.transformer.data_weights, self.data)
+        # Again once a start model's network is known: `replace` constructs.
+        check_helpers(self.transformer.model, self.windows, self.pose_format)
 
 
 class Finetune:
@@ -255,7 +257,7 @@ class Finetune:
 
         def validate(average: BwmTransformer) -> dict[str, Any]:
             self._save(self.out / "model", average, training.step, training.cpu_s)
-            return latent_errors(average, validation_windows, 160, config.seed)
+            return latent_errors(average, validation_windows, 160, config.seed, config.transformer.history_noise)
 
         if gate is not None:
             gate.save = lambda path, average: self._save(path, average, training.step, training.cpu_s)
@@ -324,20 +326,8 @@ class Finetune:
         episodes = balanced_episodes(self.validation, self.config.measure_episodes)
         if self.config.reward and not len(episodes):
             raise ValueError("reward: expected held-out episodes with known success to judge; got none. Leave it out")
-        shown = episodes if len(episodes) else self.validation
-        moving = moving_error(model, shown[: max(1, self.config.measure_episodes // 3)])
-        result: dict[str, Any] = {"moving": {**asdict(moving), "gap_db": moving.gap_db}, "steps": model.sampler.sigmas}
-        if has_both_outcomes(episodes) and has_both_outcomes(self.training):
-            scorer = FinalFrameScorer(*last_frames(self.training))
-            frames, success = last_frames(episodes)
-            accuracy, _ = outcome_accuracy(model, episodes, scorer)
-            result["outcome"] = {
-                **asdict(accuracy),
-                "fake_success": accuracy.fake_success,
-                "recall": accuracy.recall,
-                "balanced": accuracy.balanced,
-                "scorer_accuracy": float(((scorer.score(frames) > 0.0) == success).mean()),
-            }
+        result = figures(model, self.training, self.validation, self.config.measure_episodes)
+        result["steps"] = model.sampler.sigmas
         if self.config.reward:
             with RewardClient(self.config.reward) as reward:
                 judge = reward_facts(reward)
@@ -364,6 +354,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(config.threads)
     ranks = launched_ranks()
     try:
+        busy = f"out: another process trains in {config.out}; wait for it, or choose another --out"
+        lock = claim(config.out, busy) if ranks.is_main else None
+    except (RuntimeError, OSError) as error:
+        print(f"worldserve finetune-wm: {error}", file=sys.stderr)
+        return 1
+    try:
         device = torch_device(config.device, ranks.local_rank)
         placement = Placement(device, resolved_precision(config.precision, device), ranks)
         with joined(ranks, device):
@@ -377,6 +373,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, FloatingPointError, ItemFailedError, CallFailedError) as error:
         print(f"worldserve finetune-wm: {error}", file=sys.stderr)
         return 1
+    finally:
+        if lock is not None:
+            lock.close()
     return report(run, finished) if ranks.is_main else 0
 
 

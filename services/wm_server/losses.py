@@ -91,15 +91,15 @@ def flow_matching_loss(
 def draft_loss(
     model: BwmTransformer,
     batch: Batch,
-    levels: NoiseLevels,
     random: np.random.Generator,
     placement: Placement | None = None,
     count: int | None = None,
 ) -> Tensor:
     """The same error of the network's draft, which is trained by this alone.
 
-    Arguments as in `flow_matching_loss`, but `batch` holds all k windows of each episode, one after the other, and
-    `count` is the number of episodes.
+    Arguments as in `flow_matching_loss`, but `batch` holds all k windows of each episode, one after the other (its
+    `past` is not read), and `count` is the number of episodes. There are no noise levels: `random` is for the grain of
+    the anchor frames.
     """
     placement = placement or Placement()
     ranks, device = placement.ranks, placement.device

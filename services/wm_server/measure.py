@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from services.wm_server.dataset import episode_poses
 from services.wm_server.model import WorldModel
-from services.wm_server.windows import CHUNK_FRAMES, HISTORY_FRAMES, build_window
+from services.wm_server.windows import CHUNK_FRAMES, HISTORY_FRAMES, Frames, build_window
 from worldserve.episodes import Episode
 
 
@@ -64,14 +65,20 @@ def predict_rest(
     """
     frames = dict(known)
     for first in range(start, len(poses) - 1, CHUNK_FRAMES):
-        window = build_window(frames, poses, first, model.statistics, future=False)
-        (latents,) = model.draw([window], [seed], [first // CHUNK_FRAMES])
-        if not bool(torch.isfinite(latents).all()):
-            raise FloatingPointError(f"model: expected finite latents after frame {first}; it draws some that are not")
+        latents = _drawn(model, frames, poses, first, seed)
         end = first + CHUNK_FRAMES
         numbers = sorted({n for n in wanted if first < n <= end} | set(range(end - HISTORY_FRAMES + 1, end + 1)))
         frames |= dict(zip(numbers, model.decode(latents, frames[0], [n - first - 1 for n in numbers])))
     return np.stack([frames[number] for number in wanted])
+
+
+def _drawn(model: WorldModel, frames: Frames, poses: NDArray[np.float32], first: int, seed: int) -> Tensor:
+    """Latents (channels, 13, h, w) of the chunk after frame `first`; FloatingPointError where they are not finite."""
+    window = build_window(frames, poses, first, model.statistics, future=False)
+    (latents,) = model.draw([window], [seed], [first // CHUNK_FRAMES])
+    if not bool(torch.isfinite(latents).all()):
+        raise FloatingPointError(f"model: expected finite latents after frame {first}; it draws some that are not")
+    return latents
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,10 @@ def moving_error(
     A pixel counts in a frame where a colour differs by more than `threshold` of 255 from frame t. Shuffled actions are
     those of the next episode, from its frame t on; its poses before t stay the true ones. Errors are pooled over all
     windows, then turned into decibels.
+
+    Raises:
+        FloatingPointError: when the model draws latents that are not finite.
+        ValueError: when nothing moves.
     """
     squares = np.zeros(4)
     counts = np.zeros(4)
@@ -116,8 +127,7 @@ def moving_error(
             other[: start + 1] = poses[position][: start + 1]
             drawn = []
             for conditioning in (poses[position], other):
-                window = build_window(frames, conditioning, start, model.statistics, future=False)
-                (latents,) = model.draw([window], [position], [start // CHUNK_FRAMES])
+                latents = _drawn(model, frames, conditioning, start, position)
                 drawn.append(model.decode(latents, frames[0], range(CHUNK_FRAMES)).astype(np.float32))
             for kind, prediction in enumerate((*drawn, np.broadcast_to(still, true.shape))):
                 squares[kind] += np.square(prediction - true)[moved].sum()

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from services.wm_server import checkpoint
 from services.wm_server.codec import CodecConfig, VideoCodec, to_float, to_uint8
+from services.wm_server.distributed import load_full_state
 from services.wm_server.sampler import SamplerConfig, sample
 from services.wm_server.transformer import BwmTransformer, TransformerConfig
 from services.wm_server.windows import CHUNK_FRAMES, GROUP_FRAMES, PoseStatistics, Window
@@ -64,7 +65,17 @@ class WorldModel:
         return self.codec.encode(pixels[None])[0]
 
     def draw(self, windows: Sequence[Window], seeds: Sequence[int], chunk_indices: Sequence[int]) -> Tensor:
-        """Latents (n, channels, 13, h, w) of the windows' futures; each depends on its own window and numbers alone."""
+        """Latents of the windows' futures; each depends on its own window, seed and chunk index alone.
+
+        Args:
+            windows: n windows, of which anchor, history, conditioning and (with a draft) `past` are read.
+            seeds: n whole numbers; those of the episodes.
+            chunk_indices: n whole numbers; which chunk of its episode a window draws. Noise is a function of seed and
+                chunk index, so that an episode's chunks have other noise each, and the same when drawn again.
+
+        Returns:
+            float32 (n, channels, 13, h, w) on the model's device.
+        """
         condition = torch.stack([self.encode_condition(window) for window in windows])
         conditioning = torch.stack([torch.from_numpy(window.conditioning) for window in windows]).to(self.device)
         anchors = torch.stack([to_float(torch.from_numpy(window.pixels[0].copy())) for window in windows])
@@ -132,14 +143,17 @@ class WorldModel:
         """Reads a directory of `save`, with its own sampler settings or with others.
 
         Raises:
-            FileNotFoundError, ValueError: when no model is there, or its weights are not those of the card.
+            FileNotFoundError, ValueError: when no model is there, or its weights are not those of the card, or not of
+                these networks.
         """
         path = directory / "config.json"
         if not path.exists():
             raise FileNotFoundError(f"{path}: missing; expected a directory of `worldserve finetune-wm`")
         config = json.loads(path.read_text(encoding="utf-8"))
         if config.get("format") != _FORMAT:
-            raise ValueError(f"{path}: expected format {_FORMAT!r}; got {config.get('format')!r}")
+            inside = directory / "model"
+            advice = f" Its model is in {inside}." if (inside / "config.json").exists() else ""
+            raise ValueError(f"{path}: expected format {_FORMAT!r}; got {config.get('format')!r}.{advice}")
         sha256 = file_sha256(directory / "model.safetensors")
         if sha256 != config["sha256"]:
             raise ValueError(f"{directory}: model.safetensors has hash {sha256}; config.json names {config['sha256']}")
@@ -147,7 +161,13 @@ class WorldModel:
         transformer = BwmTransformer(TransformerConfig(**config["transformer"]))
         state = load_file(str(directory / "model.safetensors"))
         for name, module in (("codec.", codec), ("transformer.", transformer)):
-            module.load_state_dict({key.removeprefix(name): v for key, v in state.items() if key.startswith(name)})
+            try:
+                load_full_state(module, {key.removeprefix(name): v for key, v in state.items() if key.startswith(name)})
+            except ValueError as error:
+                raise ValueError(
+                    f"{directory}: {name[:-1]} {error}. They are of another version of worldserve: train the model "
+                    "again with `worldserve finetune-wm`, or use the version that made it"
+                ) from error
         low, high = (np.array(config[name], np.float32) for name in ("pose_low", "pose_high"))
         sampler = sampler or SamplerConfig(**_tuples(config["sampler"]))
         return cls(

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from services.wm_server import checkpoint
+from services.wm_server.dataset import WindowChoice
 from services.wm_server.model import WorldModel
+from services.wm_server.transformer import TransformerConfig
 from services.wm_server.transformer_training import TransformerTrainingConfig
+from services.wm_server.windows import CHUNK_FRAMES
 from worldserve.episodes import EpisodeInfo
 from worldserve.settings import flat_settings, refuse_changed_settings
 
@@ -96,6 +99,27 @@ def refuse_changes(out: Path, stage: str, settings: Mapping[str, Any]) -> None:
         advice=f"Give the settings of {path} to go on with it, or another --out to begin a new run.",
         defaults=BEFORE_IT_WAS_ADDED,
     )
+
+
+def check_helpers(model: TransformerConfig, windows: WindowChoice, pose_format: str) -> None:
+    """Raises ValueError for windows and poses that a draft or pose maps of `model` cannot work with."""
+    if model.in_metres and pose_format != "rotation_columns":
+        raise ValueError(
+            "pose_format: expected rotation_columns with a draft (transformer.model.draft_width) or pose maps "
+            f"(transformer.model.pose_map_channels), which undo them to metres; got {pose_format}"
+        )
+    if not model.draft_width:
+        return
+    if set(windows.starts) != set(range(0, max(windows.starts, default=0) + 1, CHUNK_FRAMES)):
+        raise ValueError(
+            f"windows.starts: expected 0 {CHUNK_FRAMES} {2 * CHUNK_FRAMES} ... with a draft "
+            f"(transformer.model.draft_width), which remembers every chunk before; got {windows.starts}"
+        )
+    if windows.random_starts:
+        raise ValueError(
+            "windows.random_starts: expected 0 with a draft (transformer.model.draft_width), which remembers whole "
+            f"chunks; got {windows.random_starts}"
+        )
 
 
 def hash_of_episodes(infos: Sequence[EpisodeInfo]) -> str:

@@ -92,12 +92,13 @@ def sample(
     for start in range(0, len(condition), config.batch_bucket):
         rows = torch.arange(start, start + config.batch_bucket, device=condition.device).clamp(max=len(condition) - 1)
         optional = (None if values is None else values[rows] for values in (anchors, memory))
-        drawn = _sample_bucket(model, config, condition[rows], conditioning[rows], noise[rows], *optional)
+        drawn = sample_from_noise(model, config, condition[rows], conditioning[rows], noise[rows], *optional)
         results.append(drawn[: len(condition) - start])
     return torch.cat(results)
 
 
-def _sample_bucket(
+@torch.inference_mode()
+def sample_from_noise(
     model: BwmTransformer,
     config: SamplerConfig,
     condition: Tensor,
@@ -106,6 +107,7 @@ def _sample_bucket(
     anchor: Tensor | None,
     memory: Tensor | None,
 ) -> Tensor:
+    """`sample` of a whole batch at once, whatever the bucket, with `noise` float32 (n, channels, 16, height, width)."""
     sigmas = torch.zeros(len(condition), LATENT_FRAMES, device=condition.device)
     sigmas[:, 1:CONDITION_LATENTS] = config.history_noise
     shown = condition.clone()

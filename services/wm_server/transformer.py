@@ -70,6 +70,16 @@ class TransformerConfig:
                 f"patch: expected a divisor of the latent frame {self.latent_height} x {self.latent_width}; "
                 f"got {self.patch}"
             )
+        if self.in_metres and self.conditioning_dimensions != 20:
+            raise ValueError(
+                "conditioning_dimensions: expected 20 (poses as rotation columns), which a draft (draft_width) and "
+                f"pose maps (pose_map_channels) need; got {self.conditioning_dimensions}"
+            )
+
+    @property
+    def in_metres(self) -> bool:
+        """Whether helpers place the hands in the camera's frame: they need rotation columns, and undo their scale."""
+        return bool(self.draft_width or self.pose_map_channels)
 
     @property
     def dimensions(self) -> int:
@@ -201,7 +211,18 @@ class BwmTransformer(nn.Module):
             )
 
     def memory(self, anchor_latent: Tensor, anchor: Tensor, past: Tensor, chunks: Tensor) -> Tensor | None:
-        """What the draft remembers of the chunks before (`Draft.memory`), without gradients; None without a draft."""
+        """What the draft remembers of the chunks before, without gradients.
+
+        Args:
+            anchor_latent: float32 (batch, channels, height, width), the first frame's latent, without noise.
+            anchor: float32 (batch, 3, 16 height, 16 width), the first frame in [-1, 1].
+            past: float32 (batch, k, 61, dimensions), conditioning of the windows of the chunks before, in order, padded
+                at the end.
+            chunks: int64 (batch,), how many of the k are an episode's own.
+
+        Returns:
+            float32 (batch, draft_width); None without a draft, which reads none of these.
+        """
         if not self.config.draft_width:
             return None
         with torch.no_grad():

@@ -23,12 +23,21 @@ from services.wm_server import checkpoint
 from services.wm_server.camera import PosesInCamera
 from services.wm_server.codec import to_float
 from services.wm_server.codec_training import learning_rate_factor
-from services.wm_server.dataset import FUTURE_LATENTS, LatentWindows
-from services.wm_server.distributed import Placement, full_state, load_full_state, materialise, on_meta, shard
+from services.wm_server.dataset import Batch, LatentWindows
+from services.wm_server.distributed import (
+    Placement,
+    full_state,
+    full_tensor,
+    load_full_state,
+    materialise,
+    on_meta,
+    shard,
+)
 from services.wm_server.losses import NoiseLevels, draft_loss, flow_matching_loss
 from services.wm_server.mixing import mixed_probabilities
+from services.wm_server.sampler import SamplerConfig, sample_from_noise
 from services.wm_server.transformer import BwmTransformer, TransformerConfig
-from services.wm_server.windows import CHUNK_FRAMES, CONDITION_LATENTS, LATENT_FRAMES, PoseStatistics
+from services.wm_server.windows import CHUNK_FRAMES, CONDITION_LATENTS, PoseStatistics
 
 
 @dataclass(frozen=True)
@@ -135,10 +144,16 @@ class TransformerTraining:
             sizes["draft_batch_size"] = config.draft_batch_size
         for name, size in sizes.items():
             if size < self.ranks.count:
+                item = "window" if name == "batch_size" else "episode"
                 raise ValueError(
-                    f"transformer.{name}: expected at least one window for each of the {self.ranks.count} ranks; "
+                    f"transformer.{name}: expected at least one {item} for each of the {self.ranks.count} ranks; "
                     f"got {size}"
                 )
+        if config.model.in_metres and statistics is None and start is None:
+            raise ValueError(
+                "statistics: expected the poses' scale, which a draft and pose maps undo, or start weights, which "
+                "bring it; got neither"
+            )
         self.model, average = self._network(start), self._network(start)
         self.average = checkpoint.Average(self.model, average, config.ema_decay)
         drafted = {id(p) for p in self.model.draft.parameters()} if config.model.draft_width else set()
@@ -231,31 +246,45 @@ class TransformerTraining:
         # Every rank draws the same global batch and takes its share of it.
         self.optimizer.zero_grad(set_to_none=True)
         rows = random.choice(len(self.windows), config.batch_size, p=self.probabilities)
-        values = {"loss": self._backward(flow_matching_loss, rows[:, None], random)}
-        if config.model.draft_width:
+        levels, drafts = config.levels, bool(config.model.draft_width)
+        batch = self._batch(rows[:, None], past=drafts)
+        loss = flow_matching_loss(self.model, batch, levels, random, self.placement, len(rows))
+        values = {"loss": self._backward("flow_matching_loss", loss)}
+        if drafts:
             ends = random.choice(len(self.windows), config.draft_batch_size, p=self.episode_probabilities)
             episodes = np.array([[*self.windows.before(int(end)), int(end)] for end in ends])
-            values["draft_loss"] = self._backward(draft_loss, episodes, random)
+            batch = self._batch(episodes, past=False)
+            loss = draft_loss(self.model, batch, random, self.placement, len(episodes))
+            values["draft_loss"] = self._backward("draft_loss", loss)
         for drafted in (False, True):  # neither's gradients shrink the other's steps
             groups = [group["params"] for group in self.optimizer.param_groups if group["clipped_with"] == drafted]
-            torch.nn.utils.clip_grad_norm_([p for group in groups for p in group], config.gradient_clip)
+            norm = torch.nn.utils.clip_grad_norm_([p for group in groups for p in group], config.gradient_clip)
+            self._check_finite(
+                f"the norm of the {'draft' if drafted else 'transformer'}'s gradient", full_tensor(norm).item()
+            )
         self.optimizer.step()
         self.step += 1
         self.average.update(self.step)
         return values
 
-    def _backward(self, loss_of: Callable[..., Tensor], rows: NDArray[np.int64], random: np.random.Generator) -> float:
-        """Gradients of a loss on windows `rows` (items, windows of an item), the same in every rank, each of which
-        takes its share of the items; returns the loss."""
-        ranks = self.ranks
-        batch = self.windows.batch(rows[ranks.share(len(rows))].reshape(-1))
-        loss = loss_of(self.model, batch, self.config.levels, random, self.placement, len(rows))
-        value = ranks.total(loss).item() / ranks.count
-        if not math.isfinite(value):
-            name = loss_of.__name__
-            raise FloatingPointError(f"{name} is {value} at step {self.step}; resume with a lower learning_rate")
+    def _batch(self, rows: NDArray[np.int64], past: bool) -> Batch:
+        """This rank's share of the items of `rows` (items, windows of an item), which are the same in every rank."""
+        return self.windows.batch(rows[self.ranks.share(len(rows))].reshape(-1), past)
+
+    def _backward(self, name: str, loss: Tensor) -> float:
+        """Gradients of a loss, whose value is returned."""
+        value = self.ranks.total(loss).item() / self.ranks.count
+        self._check_finite(name, value)
         loss.backward()
         return value
+
+    def _check_finite(self, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"{name} is {value} at step {self.step}, which changed no weight. The learning rate of {self.out} is "
+                "settled: train anew in another --out with a lower transformer.learning_rate (the draft's: "
+                "transformer.draft_learning_rate)"
+            )
 
     def _check_whole_episodes(self) -> None:
         short = {
@@ -287,30 +316,51 @@ class TransformerTraining:
 
 
 @torch.inference_mode()
-def latent_errors(model: BwmTransformer, windows: LatentWindows, count: int, seed: int) -> dict[str, float]:
-    """Weighted latent error of one-step predictions with right and with shuffled actions, by start frame.
+def latent_errors(
+    model: BwmTransformer, windows: LatentWindows, count: int, seed: int, history_noise: float
+) -> dict[str, float]:
+    """Latent errors of one-step predictions by start frame (0, 50, 100, 150), always of the same windows and noise.
 
-    Always the same `count` windows (spread evenly) and the same noise.
+    Predictions are drawn as the sampler draws them: the anchor clean, the (true) history at the level `history_noise`,
+    the future from pure noise.
+
+    Args:
+        model: the network.
+        windows: held-out windows; mirrored ones are left out.
+        count: windows, a quarter of them of each start, spread evenly.
+        seed: of the noise.
+        history_noise: in [0, 1).
+
+    Returns:
+        Square errors of latents, weighted as in the loss, means over batches of about 16 windows:
+        "latent_error/right_T" with a window's own actions;
+        "latent_error/shuffled_T" with the conditioning (all 61 poses) of the window before it in its batch, of another
+        place in the data with the same start, while latents, anchor and memory stay its own (the last window is before
+        the first; a batch of one keeps its own);
+        "latent_error/draft_T" of the draft alone with the own actions, where there is one.
     """
     errors: dict[str, list[float]] = {}
-    device = next(model.parameters()).device
+    device, drafts = next(model.parameters()).device, bool(model.config.draft_width)
+    sampler = SamplerConfig(history_noise=history_noise)
     for start in (0, 50, 100, 150):
         rows = [number for number, row in enumerate(windows.rows) if row["t"] == start and not row["mirrored"]]
         rows = [rows[int(index)] for index in np.linspace(0, len(rows) - 1, min(count // 4, len(rows)))]
         for part in np.array_split(rows, max(1, len(rows) // 16)):
-            batch = windows.batch(part)
-            batch, anchors = batch.to(device), to_float(batch.anchors.to(device))
+            batch = windows.batch(part, past=drafts).to(device)
+            anchors = to_float(batch.anchors)
             random = np.random.default_rng([seed, 5, start, int(part[0])])
             noise = torch.from_numpy(random.standard_normal(batch.latents.shape, dtype=np.float32)).to(device)
-            sigmas = torch.zeros(len(part), LATENT_FRAMES, device=device)
-            sigmas[:, CONDITION_LATENTS:] = 1.0
-            shown = torch.cat([batch.latents[:, :, :CONDITION_LATENTS], noise[:, :, CONDITION_LATENTS:]], 2)
-            last = batch.latents[:, :, CONDITION_LATENTS - 1]
-            future, weights = batch.latents[:, :, CONDITION_LATENTS:], batch.weights[:, None]
-            memory = model.memory(batch.latents[:, :, 0], anchors, batch.past, batch.chunks)
-            for name, conditioning in (("right", batch.conditioning), ("shuffled", batch.conditioning.roll(1, 0))):
-                error = (model.clean(shown, sigmas, conditioning, last, anchors, memory) - future).square() * weights
+            condition, first = batch.latents[:, :, :CONDITION_LATENTS], batch.latents[:, :, 0]
+            memory = model.memory(first, anchors, batch.past, batch.chunks)
+            drawn = {
+                name: sample_from_noise(model, sampler, condition, conditioning, noise, anchors, memory)
+                for name, conditioning in (("right", batch.conditioning), ("shuffled", batch.conditioning.roll(1, 0)))
+            }
+            if drafts:
+                drawn["draft"] = model.draft(memory, first, anchors, batch.conditioning)
+            weights = batch.weights[:, None]
+            for name, future in drawn.items():
+                error = (future - batch.latents[:, :, CONDITION_LATENTS:]).square() * weights
                 value = error.sum() / (weights.sum() * future.shape[1])
                 errors.setdefault(f"latent_error/{name}_{start}", []).append(float(value))
-    assert FUTURE_LATENTS == LATENT_FRAMES - CONDITION_LATENTS
     return {name: float(np.mean(values)) for name, values in errors.items()}

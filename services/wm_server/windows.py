@@ -8,7 +8,7 @@ first frame stands nine times. Every frame is conditioned on the end-effector po
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ WINDOW_FRAMES = CONDITION_FRAMES + CHUNK_FRAMES + PADDED_FRAMES
 GROUP_FRAMES = 4
 LATENT_FRAMES = 1 + (WINDOW_FRAMES - 1) // GROUP_FRAMES
 CONDITION_LATENTS = 1 + HISTORY_FRAMES // GROUP_FRAMES
+FUTURE_LATENTS = LATENT_FRAMES - CONDITION_LATENTS
 POSE_FORMATS = ("euler", "rotation_columns")
 
 Float32 = NDArray[np.float32]
@@ -135,6 +136,13 @@ def past_starts(t: int) -> range:
     return range(t % CHUNK_FRAMES, t, CHUNK_FRAMES)
 
 
+def past_conditioning(before: Sequence[Float32], statistics: PoseStatistics) -> Float32:
+    """`Window.past` from the poses (61, dimensions) of the windows after each of `past_starts`, in their order."""
+    if not len(before):
+        return np.zeros((0, WINDOW_FRAMES, len(statistics.low)), np.float32)
+    return statistics.normalise(np.stack(before))
+
+
 def build_window(frames: Frames, poses: Float32, t: int, statistics: PoseStatistics, *, future: bool) -> Window:
     """The window after frame `t`: the only way in which windows are made.
 
@@ -153,6 +161,5 @@ def build_window(frames: Frames, poses: Float32, t: int, statistics: PoseStatist
         pixels = frames[shown]
     else:
         pixels = np.stack([frames[int(index)] for index in shown])
-    before = [statistics.normalise(poses[window_indices(start)]) for start in past_starts(t)]
-    past = np.stack(before) if before else np.zeros((0, *poses[indices].shape), np.float32)
+    past = past_conditioning([poses[window_indices(start)] for start in past_starts(t)], statistics)
     return Window(pixels, statistics.normalise(poses[indices]), poses[indices], past)

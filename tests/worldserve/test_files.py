@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from worldserve import files
-from worldserve.files import file_sha256, replace_directory, replace_text, siblings, temporary_sibling, whole_sibling
+from worldserve.files import (
+    claim,
+    file_sha256,
+    replace_directory,
+    replace_text,
+    siblings,
+    temporary_sibling,
+    whole_sibling,
+)
 
 
 def write(directory: Path, version: int) -> Path:
@@ -90,3 +100,14 @@ def test_the_newest_whole_sibling_is_found(tmp_path: Path) -> None:
     write(tmp_path / ".model[1].8.bak", 4)
     assert sorted(path.name for path in siblings(target)) == [".model[1].7.old", ".model[1].8.tmp", ".model[1].9.tmp"]
     assert whole_sibling(target, version) == tmp_path / ".model[1].8.tmp"
+
+
+def test_a_directory_is_claimed_by_one_process_and_free_when_that_is_gone(tmp_path: Path) -> None:
+    code = (
+        f"from pathlib import Path; from worldserve.files import claim; claim(Path({str(tmp_path / 'out')!r}), 'taken')"
+    )
+    with claim(tmp_path / "out", "mine"):
+        refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert refused.returncode == 1
+        assert refused.stderr.endswith("RuntimeError: taken\n")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

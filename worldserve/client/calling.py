@@ -49,6 +49,8 @@ class Caller:
     def __init__(self, target: str, timeout_s: float, service: str, other: str) -> None:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s: expected a positive number of seconds; got {timeout_s!r}")
+        if not _is_address(target):
+            raise ValueError(f"target: expected HOST:PORT, for example 127.0.0.1:50051; got {target!r}")
         self.target, self.timeout_s = target, timeout_s
         self._service, self._other = service, other
         self.channel = grpc.insecure_channel(target, options=channel_options())
@@ -104,3 +106,9 @@ class Caller:
     def close(self) -> None:
         """Closes the channel."""
         self.channel.close()
+
+
+def _is_address(target: str) -> bool:
+    """HOST:PORT, or a name with a scheme that gRPC resolves (`unix:`, `dns:`, `ipv4:`, `ipv6:`)."""
+    host, _, port = target.rpartition(":")
+    return (bool(host) and port.isdigit() and 0 < int(port) < 65536) or target.startswith(("unix:", "dns:", "ipv"))

@@ -10,6 +10,7 @@ import pytest
 from services.trainer import calls
 from services.trainer.calls import MAX_BACKOFF_S, MAX_RETRIES, brief, call_again, retried
 from tests.services.trainer.conftest import item_error
+from worldserve.client.calling import ServerAwayError, WrongServiceError
 from worldserve.messages import ItemError, ItemFailedError
 
 
@@ -77,3 +78,29 @@ def test_a_failed_call_is_told_by_its_first_item() -> None:
     first, other = item_error("NOT_FOUND"), item_error("ABORTED")
     assert brief(ItemFailedError([first])) == str(first)
     assert brief(ItemFailedError([first, other, other])) == f"{first} (2 more items of the call failed.)"
+
+
+INTERRUPTED = "interrupted; the same command goes on from here"
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        (None, 0, ""),
+        (KeyboardInterrupt(), 130, INTERRUPTED),
+        (ServerAwayError("HOST:1: no answer in time."), 1, f"HOST:1: no answer in time. {INTERRUPTED}"),
+        (WrongServiceError("HOST:1 is no EnvironmentService."), 1, "HOST:1 is no EnvironmentService."),
+        (ValueError("out: taken"), 1, "out: taken"),
+        (FloatingPointError("loss: nan"), 1, "loss: nan"),
+    ],
+)
+def test_a_job_ends_with_what_may_help(
+    capsys: pytest.CaptureFixture[str], raised: BaseException | None, status: int, said: str
+) -> None:
+    def work() -> int:
+        if raised is not None:
+            raise raised
+        return 0
+
+    assert calls.resumable("job", work) == status
+    assert capsys.readouterr().err == (f"worldserve job: {said}\n" if said else "")

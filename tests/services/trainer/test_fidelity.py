@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from services.trainer import fidelity
+from services.trainer.directories import claim_out
 from services.trainer.fidelity import FidelityConfig, choose, read_probabilities, read_result
 from tests.services.trainer.fidelity_world import (
     BRIGHT,
@@ -189,6 +190,20 @@ def test_other_settings_are_refused_and_fresh_throws_away_only_a_measurement(
     other = tmp_path / "videos"
     assert fidelity.main(servers.flags(data, other)) == 1
     assert "holds other things" in capsys.readouterr().err
+
+
+def test_a_directory_that_another_process_measures_into_is_refused(
+    servers: Servers, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with claim_out(tmp_path):
+        assert fidelity.main(servers.flags(data, tmp_path)) == 1
+    assert f"out: another process writes in {tmp_path}; wait for it" in capsys.readouterr().err
+    assert not (tmp_path / "episodes.jsonl").exists()
+    assert fidelity.main(servers.flags(data, tmp_path)) == 0
+    measured = rows(tmp_path)
+    with claim_out(tmp_path):
+        assert fidelity.main(servers.flags(data, tmp_path, "--fresh")) == 1
+    assert rows(tmp_path) == measured
 
 
 def test_a_failed_episode_leaves_the_others_and_a_rerun_does_only_it(

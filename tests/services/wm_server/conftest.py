@@ -1,13 +1,18 @@
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from services.wm_server import codec_training, transformer_training
+from services.wm_server import checkpoint, codec_training, transformer_training
 from services.wm_server.codec import CodecConfig
+from services.wm_server.dataset import LatentWindows
+from services.wm_server.distributed import Placement
 from services.wm_server.model import WorldModel
 from services.wm_server.sampler import SamplerConfig
 from services.wm_server.transformer import TransformerConfig
+from services.wm_server.transformer_training import TransformerTraining, TransformerTrainingConfig
 from services.wm_server.windows import PoseStatistics
 from worldserve.episodes import Episode, InitialState
 
@@ -17,6 +22,10 @@ TINY_TRANSFORMER = TransformerConfig(
     position_channels=2, spatial_action_channels=2,
 )  # fmt: skip
 HEIGHT, WIDTH = 32, 64
+DRAFTED = dataclasses.replace(TINY_TRANSFORMER, draft_width=8)
+TRAINING = TransformerTrainingConfig(
+    model=DRAFTED, batch_size=5, draft_batch_size=3, steps=4, checkpoint_steps=2, ema_decay=0.5
+)
 
 
 def make_model(seed: int = 0, sampler: SamplerConfig | None = None, **changes: object) -> WorldModel:
@@ -48,6 +57,40 @@ def make_episode(number: int = 0, success: bool = True) -> Episode:
         proprioception=np.concatenate([np.zeros((1, 14), np.float32), actions]),
         rewards=np.zeros(200, np.float32), frame_source=frames,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shard of 12 windows of noise, of three episodes."""
+    shard = tmp_path_factory.mktemp("windows") / "shard_0000"
+    shard.mkdir()
+    random = np.random.default_rng(0)
+    np.save(shard / "latents.npy", random.normal(size=(12, 4, 16, 2, 4)).astype(np.float16))
+    np.save(shard / "weights.npy", random.uniform(1, 5, size=(12, 13, 2, 4)).astype(np.float16))
+    np.save(shard / "poses.npy", random.uniform(-1, 1, size=(12, 61, 20)).astype(np.float32))
+    np.save(shard / "anchors.npy", random.integers(0, 256, size=(3, 32, 64, 3)).astype(np.uint8))
+    rows = [
+        {"episode_id": f"e{n // 4}", "success": n % 8 < 4, "t": 50 * (n % 4), "mirrored": False, "anchor": n // 4}
+        for n in range(12)
+    ]
+    checkpoint.write_json(shard / "index.json", {"key": {}, "rows": rows})
+    return shard
+
+
+def train(
+    windows: Path,
+    out: Path,
+    config: TransformerTrainingConfig = TRAINING,
+    placement: Placement | None = None,
+    **settings: Any,
+) -> TransformerTraining:
+    """A training that has run, on the shard `windows`."""
+    scale = PoseStatistics.workspace()
+    training = TransformerTraining(
+        LatentWindows([windows], scale), config, out, 1, placement, statistics=scale, **settings
+    )
+    training.run()
+    return training
 
 
 @pytest.fixture(params=[0, 8], ids=["plain", "draft"])

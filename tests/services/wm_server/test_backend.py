@@ -105,6 +105,20 @@ def test_broken_output_is_an_error_and_companions_are_not_touched(states):
     np.testing.assert_array_equal(good.frames, expected.frames)
 
 
+def test_an_episode_keeps_its_own_latents_alone(model, states):
+    """What an open episode may hold (`capacity`) does not grow with the batch that it was drawn in."""
+    backend = WorldModelBackend(model, states)
+    names = ["a", "b", "c"]
+    backend.reset([ResetItem(name, STATE, 1) for name in names])
+    for chunk in range(3):
+        part = actions(0)[chunk * 50 : chunk * 50 + 50]
+        backend.step([BackendStep(name, chunk, chunk * 50, part, ()) for name in names])
+    chunks = backend._sessions["b"].chunks
+    assert [chunk.first for chunk in chunks] == [50, 100]
+    assert [chunk.latents.untyped_storage().nbytes() for chunk in chunks] == 2 * [4 * 13 * 2 * 4 * 4]
+    assert all(len(chunk.frames) <= 8 for chunk in chunks)
+
+
 def test_closed_episodes_are_unknown(model, states):
     backend = WorldModelBackend(model, states)
     backend.reset([ResetItem("a", STATE, 1)])
@@ -129,6 +143,9 @@ def test_provenance_says_what_draws(model, states):
     assert facts["weights_sha256"] == "0" * 64
     assert facts["sampler_sigmas"] == "1.0"
     assert facts["reward_provenance"] == "f" * 64
+    width = model.transformer.config.draft_width
+    said = "width 8; reads the episode's first frame and all of its actions so far, and no drawn frame"
+    assert facts.get("draft") == (said if width else None)
 
 
 def test_frames_of_another_size_are_refused(model, states):

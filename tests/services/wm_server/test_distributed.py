@@ -9,58 +9,18 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.wm_server import checkpoint
 from services.wm_server.dataset import LatentWindows
 from services.wm_server.devices import resolved_precision, torch_device
 from services.wm_server.distributed import Placement, Ranks, launched_ranks, local, materialise, on_meta, shard
 from services.wm_server.transformer import TransformerConfig
-from services.wm_server.transformer_training import TransformerTraining, TransformerTrainingConfig
+from services.wm_server.transformer_training import TransformerTraining, initialised
 from services.wm_server.windows import PoseStatistics
-from tests.services.wm_server.conftest import TINY_TRANSFORMER, make_model
-
-DRAFTED = dataclasses.replace(TINY_TRANSFORMER, draft_width=8)
-CONFIG = TransformerTrainingConfig(
-    model=DRAFTED, batch_size=5, draft_batch_size=3, steps=4, checkpoint_steps=2, ema_decay=0.5
-)
-
-
-@pytest.fixture(scope="module")
-def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A shard of 12 windows of noise, of three episodes."""
-    shard_directory = tmp_path_factory.mktemp("windows") / "shard_0000"
-    shard_directory.mkdir()
-    random = np.random.default_rng(0)
-    np.save(shard_directory / "latents.npy", random.normal(size=(12, 4, 16, 2, 4)).astype(np.float16))
-    np.save(shard_directory / "weights.npy", random.uniform(1, 5, size=(12, 13, 2, 4)).astype(np.float16))
-    np.save(shard_directory / "poses.npy", random.uniform(-1, 1, size=(12, 61, 20)).astype(np.float32))
-    np.save(shard_directory / "anchors.npy", random.integers(0, 256, size=(3, 32, 64, 3)).astype(np.uint8))
-    rows = [
-        {"episode_id": f"e{n // 4}", "success": n % 8 < 4, "t": 50 * (n % 4), "mirrored": False, "anchor": n // 4}
-        for n in range(12)
-    ]
-    checkpoint.write_json(shard_directory / "index.json", {"key": {}, "rows": rows})
-    return shard_directory
-
-
-def train(
-    windows: Path,
-    out: Path,
-    config: TransformerTrainingConfig = CONFIG,
-    placement: Placement | None = None,
-    **settings: Any,
-) -> TransformerTraining:
-    training = TransformerTraining(
-        LatentWindows([windows], PoseStatistics.workspace()), config, out, 1, placement, **settings
-    )
-    training.run()
-    return training
+from tests.services.wm_server.conftest import DRAFTED, TINY_TRANSFORMER, TRAINING, make_model, train
 
 
 def run_ranks(code: str, *arguments: object) -> list[str]:
@@ -111,7 +71,7 @@ def test_two_ranks_make_the_update_of_one_process(windows: Path, tmp_path: Path)
     start = make_model(draft_width=8).transformer.state_dict()
     train(windows, tmp_path / "one", start=start)
     # A run of one process that two ranks go on with.
-    halted = dataclasses.replace(CONFIG, stop_after_cpu_s=1e-9)
+    halted = dataclasses.replace(TRAINING, stop_after_cpu_s=1e-9)
     assert train(windows, tmp_path / "resumed", halted).step == 1
     printed = run_ranks(TRAIN, windows, tmp_path / "two", tmp_path / "resumed")
     assert all(text.strip() == "held as DTensor" for text in printed)
@@ -137,6 +97,7 @@ def test_two_ranks_make_the_update_of_one_process(windows: Path, tmp_path: Path)
 
 
 WRAP = """
+import dataclasses
 import torch
 from torch.distributed.fsdp import FSDPModule
 from services.wm_server.distributed import Placement, joined, launched_ranks, materialise, on_meta, shard
@@ -159,12 +120,15 @@ with joined(ranks, torch.device("cpu")):
     with torch.autocast("cpu", torch.bfloat16):
         out = tiny(torch.zeros(1, 4, 16, 2, 4), torch.ones(1, 16), torch.zeros(1, 61, 20))
     out.float().sum().backward()
+    full = on_meta(dataclasses.replace(TINY_TRANSFORMER, draft_width=8, pose_map_channels=4))
+    shard(full, Placement(torch.device("cpu"), "fp32", ranks))
+    print(all(p.to_local().is_contiguous() for p in full.parameters()))
     print(bool(torch.isfinite(out).all()), {p.dtype for p in tiny.parameters()}, {p.grad.dtype for p in tiny.parameters() if p.grad is not None})
 """
 
 
 def test_the_published_model_is_wrapped_block_by_block_without_memory_for_it() -> None:
-    expected = "30 True True\nTrue {torch.float32} {torch.float32}\n"
+    expected = "30 True True\nTrue\nTrue {torch.float32} {torch.float32}\n"
     assert run_ranks(WRAP) == [expected, expected]
 
 
@@ -192,7 +156,7 @@ def test_two_accelerators_train(windows: Path, tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA (or ROCm) device")
 def test_an_accelerator_goes_on_with_a_run_of_the_cpu(windows: Path, tmp_path: Path) -> None:
-    train(windows, tmp_path / "run", dataclasses.replace(CONFIG, stop_after_cpu_s=1e-9))
+    train(windows, tmp_path / "run", dataclasses.replace(TRAINING, stop_after_cpu_s=1e-9))
     training = train(windows, tmp_path / "run", placement=Placement(torch_device("cuda"), "bf16"))
     assert training.step == 4
     assert {
@@ -202,22 +166,25 @@ def test_an_accelerator_goes_on_with_a_run_of_the_cpu(windows: Path, tmp_path: P
 
 def test_bf16_autocast_trains_close_to_fp32(windows: Path, tmp_path: Path) -> None:
     """On the CPU here, where the command refuses it for its slowness: the path is the accelerators'."""
+    start = initialised(DRAFTED, 1, PoseStatistics.workspace()).state_dict()
     one = train(windows, tmp_path / "fp32").model.state_dict()
     other = train(windows, tmp_path / "bf16", placement=Placement(precision="bf16")).model.state_dict()
     assert all(value.dtype == torch.float32 for value in other.values())
     assert any((other[name] != value).any() for name, value in one.items())
     for name, value in one.items():
-        torch.testing.assert_close(other[name], value, atol=2e-3, rtol=0.1)
+        change, got = value - start[name], other[name] - start[name]
+        # A gradient of the wrong sign would be off by 2, one that is missing by 1.
+        assert (got - change).norm() <= 0.3 * change.norm(), name
 
 
 def test_labels_never_reach_the_loss(windows: Path, tmp_path: Path) -> None:
     """With every success called a failure and the other way round, as they come, the weights are the same."""
-    config = dataclasses.replace(CONFIG, failure_fraction=None)
+    config = dataclasses.replace(TRAINING, failure_fraction=None)
     one = train(windows, tmp_path / "one", config).model.state_dict()
     flipped = LatentWindows([windows], PoseStatistics.workspace())
     for row in flipped.rows:
         row["success"] = not row["success"]
-    training = TransformerTraining(flipped, config, tmp_path / "other", 1)
+    training = TransformerTraining(flipped, config, tmp_path / "other", 1, statistics=PoseStatistics.workspace())
     training.run()
     for name, value in one.items():
         assert torch.equal(training.model.state_dict()[name], value)
@@ -231,6 +198,10 @@ def test_shares_of_a_batch_are_all_of_it() -> None:
 def test_fewer_windows_than_ranks_are_refused(windows: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="each of the 8 ranks; got 5"):
         train(windows, tmp_path, placement=Placement(ranks=Ranks(0, 8)))
+    with pytest.raises(
+        ValueError, match=r"draft_batch_size: expected at least one episode for each of the 4 ranks; got 3"
+    ):
+        train(windows, tmp_path, placement=Placement(ranks=Ranks(0, 4)))
 
 
 @pytest.mark.parametrize(

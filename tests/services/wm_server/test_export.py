@@ -44,6 +44,17 @@ def test_figures_are_those_of_what_is_shipped_and_the_card_says_them(run, tmp_pa
     assert config["sha256"] in card and "train it" in card and f"{figures['moving']['right_db']:.1f} dB" in card
 
 
+@pytest.mark.parametrize(("width", "said"), [(0, False), (8, True)])
+def test_the_card_says_what_a_draft_reads(tmp_path, width, said):
+    card = {"data": ["d"], "training_episodes": 4, "training_failures": 2, "held_out_episodes": 4, "steps": 3, "cpu_s": 1.5, "seed": 0}  # fmt: skip
+    make_model(draft_width=width).save(tmp_path / "run" / "model", card)
+    export(ExportConfig(run=tmp_path / "run", out=tmp_path / "weights", measure_episodes=0))
+    text = (tmp_path / "weights" / "card.md").read_text(encoding="utf-8")
+    line = "- Draft: a recurrent network of width 8, which reads the episode's first frame and all of its actions"
+    assert (line in text) is said
+    assert ("Draft" in text) is said
+
+
 def test_an_older_export_is_replaced_and_nothing_else_stays(run, tmp_path):
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "old.txt").touch()

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from services.wm_server import dataset
 from services.wm_server.codec_training import CodecTrainingConfig
 from services.wm_server.episodes import is_held_out, load_episodes
-from services.wm_server.finetune_wm import Finetune, FinetuneConfig
+from services.wm_server.finetune_wm import Finetune, FinetuneConfig, main
 from services.wm_server.mixing import directory_of_episodes, mixed_probabilities
 from services.wm_server.model import WorldModel
 from services.wm_server.sampler import SamplerConfig
@@ -96,12 +97,13 @@ def test_fine_tuning_starts_from_a_model_and_keeps_its_codec(run, data, tmp_path
 
 
 def with_changes(config: FinetuneConfig, changes: dict) -> FinetuneConfig:
-    """`config` with settings changed by their dotted names."""
+    """`config` with settings changed at once, by their dotted names."""
+    groups: dict = {}
     for name, value in changes.items():
         group, _, rest = name.partition(".")
-        inner = with_changes(getattr(config, group), {rest: value}) if rest else value
-        config = dataclasses.replace(config, **{group: inner})
-    return config
+        inner = groups.get(group, getattr(config, group))
+        groups[group] = with_changes(inner, {rest: value}) if rest else value
+    return dataclasses.replace(config, **groups)
 
 
 @pytest.mark.parametrize(
@@ -218,12 +220,89 @@ def test_a_model_that_a_kill_left_behind_its_checkpoint_is_written_again(run, co
     assert WorldModel.load(copied / "model").sha256 == WorldModel.load(run.out / "model").sha256
 
 
+def test_a_run_in_the_place_of_its_model_is_refused_with_where_the_model_is(run):
+    with pytest.raises(ValueError, match=r"expected format 'worldserve-world-model-1'") as caught:
+        WorldModel.load(run.out)
+    assert str(caught.value).endswith(f"got None. Its model is in {run.out / 'model'}.")
+
+
 def test_damaged_weights_are_refused(run, tmp_path):
     shutil.copytree(run.out / "model", tmp_path / "model")
     with (tmp_path / "model" / "model.safetensors").open("ab") as file:
         file.write(b"x")
     with pytest.raises(ValueError, match="hash"):
         WorldModel.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers": 2}, r"transformer weights: expected .* missing \(wan\.blocks\.1\."),
+        ({"spatial_action_channels": 0}, r"transformer weights: .* unknown \(spatial_action\.0\.bias, "),
+        ({"ffn_dimensions": 32}, r"transformer weights: .* of another shape \(wan\.blocks\.0\.ffn\."),
+    ],
+    ids=["missing", "unknown", "shape"],
+)
+def test_weights_of_another_network_are_refused(run, tmp_path, change, said):
+    shutil.copytree(run.out / "model", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["transformer"] |= change
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=said) as caught:
+        WorldModel.load(tmp_path / "model")
+    assert str(caught.value).startswith(f"{tmp_path / 'model'}: ")
+    assert "train the model again with `worldserve finetune-wm`" in str(caught.value)
+
+
+def test_a_checkpoint_that_does_not_fit_is_said_in_a_line(data, tmp_path, capsys):
+    start = make_model()
+    start.save(tmp_path / "start", {})
+    options = [
+        "--data", str(data), "--start", str(tmp_path / "start"), "--out", str(tmp_path / "out"),
+        "--held-out-fraction", "0.3", "--stage", "transformer", "--transformer.steps", "4",
+        "--transformer.batch-size", "2", "--transformer.stop-after-cpu-s", "1e-9",
+    ]  # fmt: skip
+    assert main(options) == 0
+    path = tmp_path / "out" / "checkpoint" / "optimizer.safetensors"
+    state = load_file(str(path))
+    save_file({**state, "model.place/exp_avg": torch.zeros(3)}, str(path))
+    capsys.readouterr()
+    assert main(options) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(
+        f"worldserve finetune-wm: {path}: exp_avg of model.place: expected the shape (2, 1, 2, 4)"
+    )
+    assert "another --out" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"windows.starts": (0, 40, 80)}, r"windows\.starts: expected 0 50 100 .*draft_width.*got \(0, 40, 80\)"),
+        ({"windows.starts": (0, 100)}, r"windows\.starts: .*every chunk before; got \(0, 100\)"),
+        ({"windows.starts": (50, 100)}, r"windows\.starts: .*got \(50, 100\)"),
+        ({"windows.random_starts": 2}, r"windows\.random_starts: expected 0 with a draft .*got 2"),
+        (
+            {"pose_format": "euler", "windows.mirror": False, "normalisation": "percentiles"},
+            r"pose_format: expected rotation_columns with a draft .*got euler",
+        ),
+    ],
+    ids=["other chunks", "a chunk left out", "no first chunk", "random starts", "euler"],
+)
+def test_settings_that_a_draft_cannot_work_with_are_refused(data, tmp_path, changes, said):
+    plain = with_changes(settings(data, tmp_path / "out"), changes)
+    with pytest.raises(ValueError, match=said):
+        with_changes(plain, {"transformer.model.draft_width": 8})
+    make_model(draft_width=8).save(tmp_path / "start", {})
+    with pytest.raises(ValueError, match=said if "pose_format" not in changes else "pose_format: expected"):
+        Finetune(dataclasses.replace(plain, start=tmp_path / "start"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_that_a_draft_works_with(data, tmp_path):
+    changes = {"transformer.model.draft_width": 8, "windows.starts": (0, 50), "windows.mirror": False}
+    assert with_changes(settings(data, tmp_path), changes).windows.starts == (0, 50)
 
 
 def test_test_states_never_train(tmp_path):
@@ -238,7 +317,6 @@ def test_mirroring_twice_the_windows(run):
     training, validation = run.latents()
     assert len(training) == 2 * 4 * len(run.training)
     assert len(validation) == 4 * len(run.validation)
-    assert dataset.FUTURE_LATENTS == 13
 
 
 def test_sampling_shares(run):

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+import torch
 
 from services.wm_server.measure import FinalFrameScorer, OutcomeAccuracy, moving_error, outcome_accuracy
-from tests.services.wm_server.conftest import make_episode
+from tests.services.wm_server.conftest import make_episode, make_model
 
 
 def pictures(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -37,6 +38,13 @@ def test_moving_error_counts_only_what_moves(model):
     # A moving square on a still ground: copying the last frame is wrong exactly where something moves.
     assert result.last_frame_db < result.whole_frame_db
     assert np.isfinite([result.right_db, result.shuffled_db, result.gap_db]).all()
+
+
+def test_a_model_that_draws_numbers_that_are_not_finite_is_not_measured():
+    broken = make_model()
+    broken.transformer.wan.proj_out.bias.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="finite latents after frame 50"):
+        moving_error(broken, [make_episode(0)], starts=(50,))
 
 
 def test_outcomes_are_counted_by_kind(model):

@@ -25,6 +25,27 @@ def test_a_sample_does_not_depend_on_its_companions(bucket, sigmas):
         assert torch.equal(apart, together[order])
 
 
+@pytest.mark.parametrize("bucket", [1, 4])
+def test_anchors_and_memories_stay_with_their_samples(bucket):
+    model, config = make_model(draft_width=8).transformer, SamplerConfig(batch_bucket=bucket)
+    generator = torch.Generator().manual_seed(1)
+    # One window six times: only anchors and memories differ.
+    condition, conditioning = (values.expand(6, *values.shape[1:]) for values in inputs(1))
+    anchors, memory = torch.rand(6, 3, 32, 64, generator=generator), torch.randn(6, 8, generator=generator)
+
+    def drawn(anchor_of: list[int], memory_of: list[int]) -> torch.Tensor:
+        count = len(anchor_of)
+        shared = (condition[:count], conditioning[:count], [5] * count, [0] * count)
+        return sample(model, config, *shared, anchors[anchor_of], memory[memory_of])
+
+    first, order = [0] * 6, [4, 5, 0, 2, 1, 3]
+    for given in ((order, first), (first, order), (order, order)):
+        together = drawn(*given)
+        for number in range(6):
+            assert torch.equal(drawn(given[0][number:], given[1][number:])[0], together[number])
+        assert len({sampled.numpy().tobytes() for sampled in together}) == 6
+
+
 def test_noise_is_a_function_of_seed_and_chunk():
     noise = window_noise(3, 1, (2, 5))
     assert torch.equal(noise, window_noise(3, 1, (2, 5)))

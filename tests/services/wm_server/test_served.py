@@ -18,8 +18,8 @@ from worldserve.serving import RemoteJudge, RunningServer, ServerSettings, start
 STATES = [f"adjust_bottle/train/{number:04d}" for number in range(2)]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+@pytest.fixture(scope="module", params=[0, 8], ids=["plain", "draft"])
+def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     reward = start_reward_server(StubScorer(), ServerSettings())
     judge = RemoteJudge(reward.address)
     states = {
@@ -30,7 +30,7 @@ def server() -> Iterator[RunningServer]:
         )
         for number, name in enumerate(STATES)
     }  # fmt: skip
-    backend = WorldModelBackend(make_model(latent_height=6, latent_width=8), states)
+    backend = WorldModelBackend(make_model(latent_height=6, latent_width=8, draft_width=request.param), states)
     running = start_environment_server(backend, judge, ServerSettings())
     yield running
     running.stop(0)

@@ -32,6 +32,13 @@ def test_published_wiring_has_no_helpers_and_is_driven_by_poses():
     assert config.objective == "velocity"
 
 
+@pytest.mark.parametrize("helper", ["draft_width", "pose_map_channels"])
+def test_what_works_in_metres_needs_rotation_columns(helper):
+    with pytest.raises(ValueError, match=r"conditioning_dimensions: expected 20 .*got 14"):
+        dataclasses.replace(TINY_TRANSFORMER, conditioning_dimensions=14, **{helper: 8})
+    assert not dataclasses.replace(TINY_TRANSFORMER, conditioning_dimensions=14).in_metres
+
+
 def test_with_a_draft_an_untrained_transformer_gives_the_draft():
     model = initialised(dataclasses.replace(TINY_TRANSFORMER, draft_width=16), 0)  # its output layer starts at zero
     torch.nn.init.normal_(model.draft.draw[-1].bias, generator=torch.Generator().manual_seed(0))

@@ -237,3 +237,15 @@ def test_one_client_serves_many_threads(server: RunningServer) -> None:
         for thread in threads:
             thread.join(60)
     assert len(replies) == 64
+
+
+@pytest.mark.parametrize("target", ["", "nohost", "127.0.0.1", "127.0.0.1:", ":50051", "127.0.0.1:http", "host:70000"])
+def test_an_address_without_a_port_is_refused_at_once(target: str) -> None:
+    with pytest.raises(ValueError, match=r"^target: expected HOST:PORT, for example 127\.0\.0\.1:50051; got "):
+        EnvironmentClient(target)
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:1", "[::1]:50051", "dns:///worlds:50051", "unix:/run/world.sock"])
+def test_addresses_that_grpc_resolves_are_taken(target: str) -> None:
+    with EnvironmentClient(target) as client:
+        assert client.target == target
