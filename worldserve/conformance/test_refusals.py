@@ -65,7 +65,7 @@ def test_a_bad_step_fails_alone_and_its_episode_stands(server: Server, what: str
         "negative chunk": StepItem(name, -1, chunk),
         "committed chunk, other actions": StepItem(name, 0, server.chunk(mine, 0.01)),
         "an action too few": StepItem(name, 1, chunk[:-1]),
-        "integers": StepItem(name, 1, chunk.astype(np.int32)),  # type: ignore[arg-type]
+        "integers": StepItem(name, 1, chunk.astype(np.int32)),
         "not a number": StepItem(name, 1, strange),
         "infinity": StepItem(name, 1, strange),
         "episode twice": StepItem(neighbour.episode_id, 0, chunk),
