@@ -29,6 +29,7 @@ from services.trainer.run_facts import (
 )
 from worldserve.contract import Contract
 from worldserve.episodes import Episode, EpisodeInfo, EpisodeReader, EpisodeWriter, InitialStateSet, refuse_for_training
+from worldserve.faults import check_faults, open_client
 from worldserve.messages import ItemFailedError
 
 SUMMARY = "Record rollouts of a policy in a simulator or a world model."
@@ -65,8 +66,11 @@ class CollectConfig:
     """Episodes open at once; each holds all its frames (7 MB at 96x128) in memory."""
     threads: int = 1
     """CPU threads of torch."""
+    fault: tuple[str, ...] = ()
+    """Interface faults to make on purpose on the way to the target (worldserve.faults); they combine."""
 
     def __post_init__(self) -> None:
+        check_faults(self.fault)
         counts = (self.episodes, self.episodes_per_state, self.batch, self.threads)
         if min(counts) < 1 or self.first_state < 0:
             raise ValueError(
@@ -86,10 +90,13 @@ class Origin:
     noise_level: float | None
     """Flow-SDE noise level; None with mode "mean", which adds none."""
     seed: int
+    faults: tuple[str, ...] = ()
+    """Interface faults that were made on purpose."""
 
     def metadata(self) -> dict[str, Any]:
         """What an episode has no field of its own for."""
-        return {"mode": self.mode, "noise_level": self.noise_level, "run_seed": self.seed}
+        made = {"faults": list(self.faults)} if self.faults else {}
+        return {"mode": self.mode, "noise_level": self.noise_level, "run_seed": self.seed, **made}
 
 
 @dataclass(frozen=True)
@@ -174,13 +181,14 @@ def refuse_other_origin(infos: Sequence[EpisodeInfo], plans: Sequence[EpisodePla
         "policy_sha256": origin.policy_sha256,
         "interface_fingerprint": fingerprints["interface"],
         "provenance_fingerprint": fingerprints["provenance"],
+        "faults": list(origin.faults),
         **origin.metadata(),
     }
     states = {plan.episode_id: plan.initial_state_id for plan in plans}
     run_name = plans[0].episode_id.rsplit("/", 2)[0]
     for info in infos:
         expected = {**asked, "initial_state_id": states.get(info.episode_id, info.initial_state_id)}
-        facts = {**info.metadata, **vars(info)}
+        facts = {"faults": [], **info.metadata, **vars(info)}
         differing = [name for name in expected if name not in facts or facts[name] != expected[name]]
         if differing:
             listed = "; ".join(
@@ -204,7 +212,6 @@ def run(config: CollectConfig) -> Collection:
     from rich.progress import Progress
 
     from services.trainer.policies import find_policy, load_policy
-    from worldserve.client import EnvironmentClient
 
     torch.set_num_threads(config.threads)
     states = InitialStateSet.load(config.initial_states)
@@ -218,7 +225,7 @@ def run(config: CollectConfig) -> Collection:
     about_states = {"path": str(config.initial_states), "sha256": states.sha256}
     digest = about_policy["model_sha256"]
     added, failures = 0, list[EpisodeFailure]()
-    with EnvironmentClient(config.target) as client, ExitStack() as stack:
+    with open_client(config.target, config.fault) as client, ExitStack() as stack:
         contract = client.get_contract()
         check_policy_interface(policy, config.policy, contract, config.target)
         unjudged = contract.provenance.kind == "world_model" and judge_of(contract) == "none"
@@ -231,9 +238,11 @@ def run(config: CollectConfig) -> Collection:
         writer = stack.enter_context(EpisodeWriter(config.out))  # what was refused above leaves no directory
         bar = stack.enter_context(Progress())
         plans = planned_episodes(config, states.ids)
-        origin = Origin(config.policy.name, digest, contract, config.mode, noise_level, config.seed)
+        origin = Origin(config.policy.name, digest, contract, config.mode, noise_level, config.seed, config.fault)
         refuse_other_origin(recorded(config.out), plans, origin, config.out)
-        inputs = {"policy": about_policy, "initial_states": about_states}
+        inputs: dict[str, dict[str, Any]] = {"policy": about_policy, "initial_states": about_states}
+        if config.fault:
+            inputs["faults"] = {"made_on_purpose": list(config.fault)}
         write_run(config.out, "worldserve collect", config.target, contract, inputs)
         missing = missing_plans(config, states.ids)
         task = bar.add_task("episodes", total=len(missing))

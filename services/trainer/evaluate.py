@@ -40,6 +40,7 @@ from services.trainer.run_facts import (
 from services.trainer.run_record import append_jsonl, read_json, read_jsonl, write_json
 from services.trainer.statistics import Interval, cluster_interval, paired_bootstrap, variance_shares
 from worldserve.contract import Contract
+from worldserve.faults import check_faults, open_client
 from worldserve.files import file_sha256
 from worldserve.settings import refuse_changed_settings
 
@@ -83,8 +84,11 @@ class EvaluateConfig:
     """Of all intervals."""
     bootstrap_seed: int = 0
     """Of the bootstrap over states."""
+    fault: tuple[str, ...] = ()
+    """Interface faults to make on purpose on the way to the target (worldserve.faults); they combine."""
 
     def __post_init__(self) -> None:
+        check_faults(self.fault)
         if not self.evaluation_seeds or len(set(self.evaluation_seeds)) != len(self.evaluation_seeds):
             raise ValueError(f"evaluation_seeds: expected distinct seeds; got {self.evaluation_seeds}")
         if min(self.evaluation_seeds) < 0:
@@ -243,6 +247,7 @@ def policy_settings(directory: Path, config: EvaluateConfig, states_sha256: str,
         "batch": config.batch,
         "policy_batch": config.policy_batch,
         **contract_fingerprints(contract),
+        **({"faults": list(config.fault)} if config.fault else {}),
     }
 
 
@@ -257,7 +262,6 @@ def run(config: EvaluateConfig) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from worldserve.client import EnvironmentClient
     from worldserve.episodes import InitialStateSet
 
     torch.set_num_threads(config.threads)
@@ -269,7 +273,7 @@ def run(config: EvaluateConfig) -> int:
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         ExitStack() as stack,
-        EnvironmentClient(config.target) as client,
+        open_client(config.target, config.fault) as client,
         Progress(*columns, console=Console(stderr=True)) as bars,
     ):
         contract = client.get_contract()
@@ -284,7 +288,11 @@ def run(config: EvaluateConfig) -> int:
             claim_directory(job.out, job.settings, config.fresh)
         rows: dict[str, list[dict[str, Any]]] = {"reference": reference} if reference else {}
         for job in jobs:
-            inputs = {"policy": policy_facts(job.source), "initial_states": about_states}
+            inputs: dict[str, dict[str, Any]] = {
+                "policy": policy_facts(job.source),
+                "initial_states": about_states,
+                **({"faults": {"made_on_purpose": list(config.fault)}} if config.fault else {}),
+            }
             write_run(job.out, "worldserve evaluate", config.target, contract, inputs)
             advance = _advance(bars, bars.add_task(job.name, total=None))
             rows[job.name] = evaluate_policy(client, job.policy, ids, job.settings, job.out, advance)

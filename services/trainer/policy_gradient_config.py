@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from worldserve.faults import check_faults
+
 # Settings that decide how a run is carried out or how long it is, not what its iterations compute.
 MAY_CHANGE = frozenset({
     "target", "out", "threads", "iterations", "overlap", "checkpoint_every", "max_failed_fraction", "store",
@@ -37,6 +39,10 @@ class PolicyGradientConfig:
     """Replay store that keeps the run's episodes as they end: a directory, redis://HOST:PORT/DATABASE or "memory" ("":
     none). A resumed run reads from it what it had already collected; `worldserve dpo` and `worldserve store` read it,
     too."""
+
+    fault: tuple[str, ...] = ()
+    """Interface faults to make on purpose on the way to the target (worldserve.faults), to see what they cost; they
+    combine. Such a run is none to publish as it is: its card and run.json name them."""
 
     # Rollout
     iterations: int = 14
@@ -112,6 +118,7 @@ class PolicyGradientConfig:
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1; got {getattr(self, name)}")
+        check_faults(self.fault)
         for name in ("learning_rate", "max_grad_norm", "noise_level", "temperature"):
             positive(name, getattr(self, name))
         for name in ("clip_low", "noise_correlation"):

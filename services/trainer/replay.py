@@ -18,8 +18,8 @@ from typing import Annotated
 
 import tyro
 
-from worldserve.client import EnvironmentClient
 from worldserve.episodes import EpisodeReader
+from worldserve.faults import check_faults, open_client
 from worldserve.messages import ItemError, ReplayItem, ReplayOutcome
 
 SUMMARY = "Replay recorded actions in simulator and world model, side by side."
@@ -39,8 +39,11 @@ class ReplayConfig:
     """Episodes in one call."""
     out: Path | None = None
     """Also write one JSON object an episode here."""
+    fault: tuple[str, ...] = ()
+    """Interface faults to make on purpose on the way to the target (worldserve.faults); they combine."""
 
     def __post_init__(self) -> None:
+        check_faults(self.fault)
         if not self.target:
             raise ValueError("target: expected at least one HOST:PORT; got none")
         if self.episodes < 0 or self.batch < 1:
@@ -66,12 +69,16 @@ def replay(
     targets: Sequence[str],
     batch: int = 16,
     on_progress: Callable[[int], None] | None = None,
+    faults: Sequence[str] = (),
 ) -> list[ReplayRow]:
-    """Replays the first `count` episodes in every target: the executed actions, from the same state and seed."""
+    """Replays the first `count` episodes in every target: the executed actions, from the same state and seed.
+
+    `faults` (worldserve.faults) are made on the way to every target.
+    """
     columns: list[dict[str, ReplayOutcome | ItemError]] = []
     for number, target in enumerate(targets):
         outcomes: dict[str, ReplayOutcome | ItemError] = {}
-        with EnvironmentClient(target) as client:
+        with open_client(target, faults) as client:
             for first in range(0, count, batch):
                 part = [reader[index] for index in range(first, min(first + batch, count))]
                 # The target's column number keeps two replays in one server apart.
@@ -142,12 +149,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         count = min(config.episodes or len(reader), len(reader))
         with Progress(transient=True) as bar:
             task = bar.add_task("replays", total=count * len(config.target))
-            rows = replay(reader, count, config.target, config.batch, lambda done: bar.advance(task, done))
+            rows = replay(
+                reader, count, config.target, config.batch, lambda done: bar.advance(task, done), config.fault
+            )
     except (ValueError, OSError, RuntimeError) as error:
         print(f"worldserve replay: {error}", file=sys.stderr)
         return 1
     _show(rows, config.target)
     if config.out is not None:
         config.out.parent.mkdir(parents=True, exist_ok=True)
-        config.out.write_text("".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows), encoding="utf-8")
+        made = {"faults": list(config.fault)} if config.fault else {}
+        lines = [json.dumps(dataclasses.asdict(row) | made) + "\n" for row in rows]
+        config.out.write_text("".join(lines), encoding="utf-8")
     return int(any(isinstance(outcome, ItemError) for row in rows for outcome in row.outcomes))

@@ -24,6 +24,7 @@ from services.trainer.run_facts import (
 )
 from services.trainer.run_record import RunRecord
 from services.trainer.stored_rollouts import stored_run
+from worldserve.faults import open_client
 from worldserve.settings import json_safe
 
 
@@ -56,7 +57,6 @@ def run_training(
     """
     from rich.console import Console
 
-    from worldserve.client import EnvironmentClient
     from worldserve.episodes import InitialStateSet, refuse_for_training
 
     console = Console(stderr=True)
@@ -71,17 +71,21 @@ def run_training(
         "started_from": str(config.policy),
         "config": jsonable(config),
     }
-    inputs = {
+    inputs: dict[str, dict[str, Any]] = {
         "policy": policy_facts(source),
         "initial_states": {"path": str(config.initial_states), "sha256": states.sha256},
     }
-    with EnvironmentClient(config.target) as client, ExitStack() as stack:
+    if config.fault:
+        inputs["faults"] = {"made_on_purpose": list(config.fault)}
+    with open_client(config.target, config.fault) as client, ExitStack() as stack:
         contract = client.get_contract()
         check_policy_interface(policy, config.policy, contract, config.target)
         check_reward_source(contract, config.target, config.reward_source)
         if config.resume:
             check_same_target(config.out, contract, config.target)
-        record = RunRecord(config.out, dataclasses.asdict(config), config.resume, MAY_CHANGE, added)
+        record = RunRecord(
+            config.out, dataclasses.asdict(config), config.resume, MAY_CHANGE, {"fault": (), **(added or {})}
+        )
         stack.callback(record.close)
         write_run(config.out, f"worldserve {job}", config.target, contract, inputs)
         card |= contract_fingerprints(contract)

@@ -70,6 +70,11 @@ class EnvironmentClient:
         """HOST:PORT."""
         return self._caller.target
 
+    @property
+    def interface(self) -> Interface:
+        """What the caller was built for."""
+        return self._interface
+
     def get_contract(self) -> Contract:
         """The server's contract, whatever it is."""
         reply = self._caller.call(self._stub.GetContract, environment_pb2.GetContractRequest())

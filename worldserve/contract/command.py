@@ -1,10 +1,15 @@
-"""Show a server's contract, or compare two: `worldserve contract show TARGET`, `worldserve contract diff A B`.
+"""Show a server's contract, compare two, or probe by behaviour whether a server keeps it.
 
-A, B and TARGET are HOST:PORT of a simulator, world model or reward server, or the path of a contract's YAML file.
+A, B and TARGET are HOST:PORT of a simulator, world model or reward server, the path of a contract's YAML file, or the
+directory of a policy, a world model, a reward or a data set, whose recorded contract is read.
 
     worldserve contract show 127.0.0.1:50051
     worldserve contract diff 127.0.0.1:50051 127.0.0.1:50052
     worldserve contract diff runs/rollouts/meta/contracts/x.yaml 127.0.0.1:50051 --provenance
+    worldserve contract diff weights/policy-sft 127.0.0.1:50051
+    worldserve contract probe 127.0.0.1:50052 --html runs/probe.html
+    worldserve contract matrix --out results/probe_matrix.json
+    worldserve contract conform 127.0.0.1:50052
 """
 
 from __future__ import annotations
@@ -16,8 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from worldserve.contract import Contract, contract_to_mapping, differences, fingerprint, from_yaml, to_yaml
+from worldserve.contract.recorded import PartialInterface, compare, recorded_contract, unrecorded
 
-SUMMARY = "Show the contract of a server, or compare two contracts."
+SUMMARY = "Show the contract of a server, compare two contracts, probe whether a server keeps its own."
+
+
+def read_side(source: str, timeout_s: float) -> Contract | PartialInterface:
+    """The contract of a server, of a YAML file or of a directory; a checkpoint records only a part of it."""
+    return recorded_contract(Path(source)) if Path(source).is_dir() else read_contract(source, timeout_s)
 
 
 def read_contract(source: str, timeout_s: float) -> Contract:
@@ -46,7 +57,12 @@ def read_contract(source: str, timeout_s: float) -> Contract:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    contract = read_contract(arguments.target, arguments.timeout)
+    contract = read_side(arguments.target, arguments.timeout)
+    if isinstance(contract, PartialInterface):
+        raise ValueError(
+            f"{arguments.target}: expected a whole contract; a {contract.kind} records only a part of its interface: "
+            f"interface_fingerprint {contract.interface_fingerprint or 'none'}, {dict(contract.fields)}"
+        )
     prints = {"interface": fingerprint(contract.interface), "provenance": fingerprint(contract.provenance)}
     if arguments.json:
         print(json.dumps({"fingerprints": prints, **contract_to_mapping(contract)}, indent=2, ensure_ascii=False))
@@ -56,14 +72,24 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    first, second = (read_contract(source, arguments.timeout) for source in (arguments.first, arguments.second))
-    found = differences(first.interface, second.interface)
+    first, second = (read_side(source, arguments.timeout) for source in (arguments.first, arguments.second))
+    found = compare(first, second)
     if arguments.provenance:
+        for side in (first, second):
+            if isinstance(side, PartialInterface):
+                raise ValueError(f"{side.source}: expected a recorded provenance; a {side.kind} has none to compare")
+        assert isinstance(first, Contract)
+        assert isinstance(second, Contract)
         found += differences(first.provenance, second.provenance)
     for difference in found:
         print(difference)
     if not found:
-        print(f"equal: {fingerprint(first.interface)}")
+        sides = [side for side in (first, second) if isinstance(side, Contract)]
+        named = fingerprint(sides[0].interface) if sides else first.interface_fingerprint  # type: ignore[union-attr]
+        print(f"equal: {named or 'in the fields that both record'}")
+    for side in (first, second):
+        if missing := unrecorded(side):
+            print(f"worldserve contract: {missing}", file=sys.stderr)
     return int(bool(found))
 
 
@@ -76,17 +102,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "worldserve contract", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="show|diff")
+    commands = parser.add_subparsers(required=True, metavar="show|diff|probe|matrix|conform")
     show = commands.add_parser("show", help="print a contract as YAML, fingerprints first")
     show.add_argument("target", help="HOST:PORT or YAML file")
     show.add_argument("--json", action="store_true", help="JSON instead of YAML")
     show.set_defaults(run=_show)
     diff = commands.add_parser("diff", help="print the fields in which two interfaces differ")
-    diff.add_argument("first", help="HOST:PORT or YAML file: expected")
-    diff.add_argument("second", help="HOST:PORT or YAML file: got")
+    diff.add_argument("first", help="HOST:PORT, YAML file or directory: expected")
+    diff.add_argument("second", help="HOST:PORT, YAML file or directory: got")
     diff.add_argument("--provenance", action="store_true", help="compare provenance too")
     diff.set_defaults(run=_diff)
-    for command in (show, diff):
+    from worldserve.probing.command import add_commands
+
+    add_commands(commands)
+    for command in commands.choices.values():
         command.add_argument(
             "--timeout", type=float, default=60.0, metavar="SECONDS",
             help="to wait for a server, which may still be starting (default: %(default)g)",

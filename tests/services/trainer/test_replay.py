@@ -41,3 +41,20 @@ def test_counts_that_mean_nothing_are_usage_errors(flags: list[str], capsys: pyt
         replay.main(["runs/rollouts", "--target", "127.0.0.1:1", *flags])
     assert ended.value.code == 2
     assert "expected at least 0" in capsys.readouterr().err
+
+
+def test_a_fault_on_purpose_changes_what_is_replayed_and_is_written_down(
+    server: RunningServer, episodes: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "replay.jsonl"
+    given = [str(episodes), "--target", server.address, "--fault", "arms_swapped", "colours_swapped", "--out", str(out)]
+    assert replay.main(given) == 0
+    [row] = [json.loads(line) for line in out.read_text().splitlines()]
+    assert row["faults"] == ["arms_swapped", "colours_swapped"]
+
+
+def test_an_unknown_fault_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        replay.main(["runs/rollouts", "--target", "127.0.0.1:1", "--fault", "arm_swapped"])
+    assert ended.value.code == 2
+    assert "Did you mean 'arms_swapped'?" in " ".join(capsys.readouterr().err.replace("│", " ").split())

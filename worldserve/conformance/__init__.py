@@ -1,0 +1,9 @@
+"""The conformance suite: what every server of `EnvironmentService` must do, as tests to point at yours.
+
+    pytest -p worldserve.conformance.plugin --pyargs worldserve.conformance --target 127.0.0.1:50051 \\
+        --state task/train/0000 --other-state task/train/0001
+    worldserve contract conform 127.0.0.1:50051        # the same, with states of the sealed sets
+
+It asks for the protocol's rules: batches whose items fail alone, idempotency, order, clipping, frames, ends, errors by
+status and reason. Whether the *meaning* of actions and frames is right is asked by `worldserve contract probe`.
+"""

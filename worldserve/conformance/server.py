@@ -1,0 +1,78 @@
+"""The server under test, as the suite's tests drive it."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldserve.client import EnvironmentClient
+from worldserve.contract import Contract, Interface
+from worldserve.messages import (
+    FrameSelection,
+    ItemError,
+    ResetItem,
+    ResetReply,
+    StepItem,
+    StepReply,
+    raise_for_errors,
+)
+
+
+@dataclass
+class Server:
+    """The server under test."""
+
+    client: EnvironmentClient
+    contract: Contract
+    state: str
+    other_state: str
+    timeout_s: float
+    _prefix: str = field(default_factory=lambda: f"conformance-{uuid.uuid4().hex[:12]}")
+    _names: list[str] = field(default_factory=list)
+
+    @property
+    def interface(self) -> Interface:
+        """Its interface."""
+        return self.contract.interface
+
+    @property
+    def size(self) -> int:
+        """Actions of a chunk."""
+        return self.interface.timing.chunk_actions
+
+    def name(self) -> str:
+        """A new episode's id; what bears it is closed after the test."""
+        self._names.append(f"{self._prefix}/{len(self._names)}")
+        return self._names[-1]
+
+    def open(self, seed: int = 3) -> ResetReply:
+        """A new episode at `state`."""
+        [reply] = raise_for_errors(self.client.reset([ResetItem(self.name(), self.state, seed)]))
+        return reply
+
+    def chunk(self, opened: ResetReply, shift: float = 0.0) -> NDArray[np.float32]:
+        """A chunk that holds the reset state, float32 (chunk_actions, dimensions); `shift` moves the first number."""
+        actions = np.repeat(opened.proprioception[None], self.size, axis=0)
+        actions[:, 0] += np.float32(shift)
+        return actions
+
+    def step(
+        self,
+        opened: ResetReply,
+        index: int,
+        actions: NDArray[np.float32] | None = None,
+        frames: FrameSelection | None = None,
+    ) -> StepReply | ItemError:
+        """One chunk; it holds still by default."""
+        given = self.chunk(opened) if actions is None else actions
+        [reply] = self.client.step([StepItem(opened.episode_id, index, given, frames or FrameSelection.last())])
+        return reply
+
+    def close(self) -> None:
+        """Frees what the test opened."""
+        if self._names:
+            self.client.close_episodes(self._names)
+            self._names.clear()

@@ -1,0 +1,250 @@
+"""`worldserve contract probe` and `worldserve contract matrix`: arguments in, findings out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from worldserve.client import EnvironmentClient
+from worldserve.contract import Contract, fingerprint
+from worldserve.faults import FAULTS, check_faults, describe, open_client
+from worldserve.files import replace_text
+from worldserve.probing.probe import Report, probe, record
+from worldserve.probing.reference import Reference, load_reference, shipped_reference
+from worldserve.probing.run import Frame, Question
+
+PROBE_DESCRIPTION = """Drives a simulator or a world model over the wire and finds by behaviour what words cannot show.
+
+examples:
+  worldserve contract probe 127.0.0.1:50051
+  worldserve contract probe 127.0.0.1:50052 --html runs/probe.html --json runs/probe.json
+  worldserve contract probe 127.0.0.1:50051 --fault arms_swapped      # what it says where the arms are swapped
+  worldserve contract probe 127.0.0.1:9000 --state task/train/0000 --other-state task/train/0001 \\
+    --success runs/success.npy --record reference.npz     # your own interface: record once, on what is right
+
+It runs 13 episodes, of which at most 6 whole ones (30 chunks of the default task), and needs no privileges. The exit
+status is 0 where every probe passed or does not apply, 1 where one failed, 2 where the target could not be probed.
+"""
+MATRIX_DESCRIPTION = """Makes every fault on purpose and asks whether its probe finds it; and whether a clean target raises no alarm.
+
+examples:
+  worldserve contract matrix --out results/probe_matrix.json                  # a small world, as simulator and world model
+  worldserve contract matrix simulator=127.0.0.1:50051 world-model=127.0.0.1:50052 --out results/probe_matrix.json
+
+Stopped, the same command goes on. The exit status is 0, or 1 for a missed fault or a false alarm, or 2 for an unusable target.
+"""  # noqa: E501
+SEALED = "sealed sets, whose first frames are known (default: %(default)s)"
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `probe` and `matrix` to `worldserve contract`."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    one = commands.add_parser(
+        "probe",
+        help="find by behaviour what words cannot show",
+        description=PROBE_DESCRIPTION,
+        formatter_class=formatter,
+    )
+    one.add_argument("target", help="HOST:PORT of a simulator or a world model")
+    one.add_argument("--state", default="", help="initial state of most episodes (default: the reference's)")
+    one.add_argument("--other-state", default="", help="another one, of which frame 0 looks different")
+    one.add_argument("--seed", type=int, default=0, help="noise seed of the episodes (default: 0)")
+    one.add_argument("--record", type=Path, metavar="FILE", help="write what is seen as a reference; trust this target")
+    one.add_argument(
+        "--success", type=Path, metavar="FILE.npy",
+        help="with --record: float32 (limit, dimensions), actions that succeed from --state",
+    )  # fmt: skip
+    one.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
+    one.add_argument("--html", type=Path, metavar="FILE", help="write them as one page with pictures")
+    one.set_defaults(run=run_probe)
+    many = commands.add_parser(
+        "matrix", help="prove the probes: every fault made on purpose", description=MATRIX_DESCRIPTION,
+        formatter_class=formatter,
+    )  # fmt: skip
+    many.add_argument("targets", nargs="*", metavar="NAME=HOST:PORT", help="targets (default: a small world, here)")
+    many.add_argument("--out", type=Path, default=Path("results/probe_matrix.json"), help="default: %(default)s")
+    many.add_argument("--clean", type=int, default=20, help="clean runs, other states and seeds (default: %(default)s)")
+    many.set_defaults(run=run_matrix)
+    suite = commands.add_parser(
+        "conform", help="run the conformance suite against a server (needs pytest)",
+        description="Runs the suite worldserve.conformance against a server; what follows -- goes to pytest.",
+    )  # fmt: skip
+    suite.add_argument("target", help="HOST:PORT of a simulator or a world model")
+    suite.add_argument("--state", default="", help="an initial state that it knows")
+    suite.add_argument("--other-state", default="", help="another one")
+    suite.add_argument(
+        "pytest_arguments", nargs="*", metavar="-- ARGUMENT", help="for pytest, such as -- -x -k refused"
+    )
+    suite.add_argument("--initial-states", type=Path, default=Path("initial_states"), metavar="DIR", help=SEALED)
+    suite.set_defaults(run=run_conformance, reference=None)
+    for command in (one, many):
+        command.add_argument(
+            "--reference", type=Path, metavar="FILE", help="a recorded one (default: the one shipped for the interface)"
+        )
+        command.add_argument("--initial-states", type=Path, default=Path("initial_states"), metavar="DIR", help=SEALED)
+        command.add_argument(
+            "--fault", action="append", default=[], metavar="NAME",
+            help="a fault to make on purpose, may be repeated: " + "; ".join(f"{n}: {describe(n)}" for n in FAULTS),
+        )  # fmt: skip
+
+
+def known_frames(directory: Path) -> dict[str, Frame]:
+    """Frame 0 of every sealed state below `directory`; none where there is no such directory."""
+    from worldserve.episodes import all_initial_states
+
+    if not directory.is_dir():
+        return {}
+    return {name: state.frame for name, state in all_initial_states(directory).items()}
+
+
+def _reference(arguments: argparse.Namespace, contract: Contract) -> Reference | None:
+    if arguments.reference is not None:
+        return load_reference(arguments.reference)
+    return shipped_reference(contract.interface)
+
+
+def _contract(target: str, timeout_s: float) -> Contract:
+    with EnvironmentClient(target, timeout_s=timeout_s) as client:
+        return client.get_contract()
+
+
+def _plan(arguments: argparse.Namespace, contract: Contract, question: Question) -> Reference | None:
+    """What drives a recording: the given successful actions, or the known reference's."""
+    if arguments.record is None or arguments.success is None:
+        return _reference(arguments, contract)
+    interface = contract.interface
+    shape = (interface.termination.limit_actions, interface.action_dimensions)
+    actions = np.load(arguments.success, allow_pickle=False)
+    if actions.shape != shape or actions.dtype != np.float32 or not np.isfinite(actions).all():
+        raise ValueError(f"success: expected finite float32 {shape}; got {actions.dtype} {actions.shape}")
+    blank = np.zeros((interface.observation.height, interface.observation.width, 3), np.uint8)
+    frame = question.known_frames.get(question.state, blank)
+    path = actions[shape[0] // 5 - 1]
+    return Reference(fingerprint(interface), question.state, frame, path, question.state, actions, None)
+
+
+def _question(arguments: argparse.Namespace, reference: Reference | None) -> Question:
+    known = known_frames(arguments.initial_states)
+    state = arguments.state or (reference.state if reference else "") or next(iter(known), "")
+    other = arguments.other_state or next((name for name in known if name != state), "")
+    if not (state and other):
+        raise ValueError(
+            "state, other_state: expected two initial states of the target; got "
+            f"{state or 'none'!r} and {other or 'none'!r}. Give --state and --other-state, or --initial-states DIR."
+        )
+    return Question(state, other, arguments.seed, {n: known[n] for n in (state, other) if n in known})
+
+
+def run_probe(arguments: argparse.Namespace) -> int:
+    """`worldserve contract probe`. Raises ValueError, OSError or RuntimeError where the target cannot be probed."""
+    faults = check_faults(arguments.fault)
+    if arguments.record is not None and faults:
+        raise ValueError("record: expected no --fault, a reference must come from a target that is right")
+    contract = _contract(arguments.target, arguments.timeout)
+    if contract.provenance.kind not in ("simulator", "world_model"):
+        raise ValueError(
+            f"target: expected a simulator or a world model; {arguments.target} is a {contract.provenance.kind}"
+        )
+    shipped = _reference(arguments, contract)
+    question = _question(arguments, shipped)
+    plan = _plan(arguments, contract, question)
+    if arguments.record is not None and plan is None:
+        raise ValueError(
+            "record: expected --success FILE.npy, actions that succeed from --state, since no reference is known for "
+            "this interface; got none"
+        )
+    with open_client(arguments.target, faults, interface=contract.interface) as client:
+        report = probe(client, question, plan, _progress())
+    if arguments.record is not None and plan is not None:
+        record(report, plan).save(arguments.record)
+        print(f"{arguments.record}: reference of {arguments.target}, {fingerprint(contract.interface)}")
+        return 0
+    _write(arguments, report, faults)
+    return int(bool(report.failed))
+
+
+def _progress() -> Callable[[int, int], None]:
+    """A line on a terminal that counts the chunks."""
+    done = 0
+
+    def advance(count: int, total: int) -> None:
+        nonlocal done
+        done += count
+        if sys.stderr.isatty():
+            print(
+                f"\rprobing: {done} of {total} chunks", end="\n" if done >= total else "", file=sys.stderr, flush=True
+            )
+
+    return advance
+
+
+def _write(arguments: argparse.Namespace, report: Report, faults: Sequence[str]) -> None:
+    from worldserve.probing.report import as_html, as_mapping, as_text
+
+    print(as_text(report, arguments.target, faults), end="")
+    if arguments.json is not None:
+        replace_text(arguments.json, json.dumps(as_mapping(report, arguments.target, faults), indent=2) + "\n")
+    if arguments.html is not None:
+        replace_text(arguments.html, as_html(report, arguments.target, faults))
+
+
+def run_conformance(arguments: argparse.Namespace) -> int:
+    """`worldserve contract conform`: 0 where every test passed, 1 where one failed, 2 where the suite could not run."""
+    import importlib.util
+
+    if importlib.util.find_spec("pytest") is None:
+        raise ValueError("conform needs the Python package pytest, which is not installed: pip install pytest")
+    import pytest
+
+    contract = _contract(arguments.target, arguments.timeout)
+    arguments.seed = 0
+    question = _question(arguments, shipped_reference(contract.interface))
+    status = pytest.main(
+        [
+            "-p", "worldserve.conformance.plugin", "-p", "no:cacheprovider", "--pyargs", "worldserve.conformance",
+            "--import-mode=importlib", "--rootdir", str(Path(__file__).parents[1]), "-c", "/dev/null",
+            "--target", arguments.target, "--state", question.state, "--other-state", question.other_state,
+            "--target-timeout", str(arguments.timeout), *arguments.pytest_arguments,
+        ]
+    )  # fmt: skip
+    return {0: 0, 1: 1}.get(int(status), 2)
+
+
+def run_matrix(arguments: argparse.Namespace) -> int:
+    """`worldserve contract matrix`. Raises as `run_probe`."""
+    from worldserve.probing.matrix import Matrix, fill, questions, table
+
+    faults = check_faults(arguments.fault) or tuple(FAULTS)
+
+    def told(what: str, report: Report) -> None:
+        print(f"{what or 'clean run'}: {', '.join(report.failed) or 'nothing failed'}", file=sys.stderr, flush=True)
+
+    matrices: list[Matrix] = []
+    if not arguments.targets:
+        from worldserve.probing.small import STATES, small_servers
+
+        with small_servers() as small:
+            asked = questions(STATES, small.known_frames, arguments.clean)
+            for name, target in (("small simulator", small.simulator), ("small world model", small.world_model)):
+                matrices.append(fill(name, target, small.reference, asked, faults, arguments.out, told))
+    for item in arguments.targets:
+        name, equals, target = item.partition("=")
+        if not (equals and name and ":" in target):
+            raise ValueError(f"targets: expected NAME=HOST:PORT, such as simulator=127.0.0.1:50051; got {item!r}")
+        reference = _reference(arguments, _contract(target, arguments.timeout))
+        if reference is None:
+            raise ValueError(
+                f"reference: expected one for the interface of {target}; none is shipped. Give --reference."
+            )
+        known = known_frames(arguments.initial_states)
+        states = [reference.state, *(name for name in known if name != reference.state)]
+        asked = questions(states[: max(2, arguments.clean + 1)], known, max(1, arguments.clean))
+        matrices.append(fill(name, target, reference, asked, faults, arguments.out, told))
+    for matrix in matrices:
+        print(table(matrix), end="")
+    return int(any(matrix.missed or matrix.false_alarms for matrix in matrices))

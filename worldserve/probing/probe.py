@@ -1,0 +1,85 @@
+"""One probing of one target: run the episodes, ask every probe, record a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from worldserve.client import EnvironmentClient
+from worldserve.contract import fingerprint
+from worldserve.probing import lifecycle, pictures, separation, wiring
+from worldserve.probing.finding import Finding, Verdict
+from worldserve.probing.motion import measure
+from worldserve.probing.reference import Motion, Reference
+from worldserve.probing.run import Prober, Question, Run
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a probing found; `motion` is what was seen to move."""
+
+    run: Run
+    findings: tuple[Finding, ...]
+    motion: Motion
+
+    def __getitem__(self, probe: str) -> Finding:
+        return next(finding for finding in self.findings if finding.probe == probe)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Names of the probes that found a fault."""
+        return tuple(finding.probe for finding in self.findings if finding.failed)
+
+    def count(self, verdict: Verdict) -> int:
+        """How many probes said so."""
+        return sum(finding.verdict is verdict for finding in self.findings)
+
+
+def probe(
+    client: EnvironmentClient,
+    question: Question,
+    reference: Reference | None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Drives the target by its client and asks every probe.
+
+    The cost is bounded: 13 episodes, of which 6 whole, with a reference at 8 sweeps an episode (the default task).
+
+    Raises:
+        ItemFailedError: the target refuses what its contract allows.
+        ConnectionError: the target is away.
+        ValueError: the reference holds for another interface, or episodes are too short.
+    """
+    contract = client.get_contract()
+    if reference is not None and reference.interface_fingerprint != fingerprint(contract.interface):
+        raise ValueError(
+            f"reference: expected one for interface {fingerprint(contract.interface)}; got one for "
+            f"{reference.interface_fingerprint}. Record one on a trusted target of this interface (--record)."
+        )
+    if reference is not None:
+        frames = {reference.state: reference.frame, **question.known_frames}
+        question = replace(question, known_frames=frames)
+    run = Prober(client, question, reference, on_progress).run()
+    reading = pictures.read_pictures(run)
+    orientation = reading.orientation if reading is not None else "as stated"
+    motion = measure(run, orientation)
+    known = reference.motion if reference is not None else None
+    findings = [
+        *wiring.inspect(run, motion, known),
+        *lifecycle.inspect(run),
+        *separation.inspect(run, motion, known),
+        *pictures.inspect(run, reading),
+    ]
+    return Report(run, tuple(findings), motion)
+
+
+def record(report: Report, plan: Reference) -> Reference:
+    """A reference made of a run that was driven by `plan`: its path and its episode that succeeds."""
+    run = report.run
+    return replace(
+        plan,
+        interface_fingerprint=fingerprint(run.contract.interface),
+        state=run.question.state,
+        frame=run.traces["hold"].opened.frame,
+        motion=report.motion,
+    )
