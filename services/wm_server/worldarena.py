@@ -32,6 +32,7 @@ from worldserve.adapters.bridging import wait_for_signal
 from worldserve.adapters.worldarena import Profile, RequestError, Sample
 from worldserve.adapters.worldarena_http import start_worldarena_server
 from worldserve.contract import Interface, adjust_bottle_interface, canonical_json, execute
+from worldserve.episodes.video import resized
 
 # Contexts of a chunk at most: what a model with a draft remembers of earlier chunks is not in a request.
 CONTEXT_FRAMES = CHUNK_FRAMES
@@ -68,7 +69,7 @@ class WindowPredictor:
         """
         # One draw at a time: the networks use the threads they were given, and two at once would share them.
         with self._lock:
-            anchors = [_resized(sample.frames, self._model.frame_shape[:2]) for sample in samples]
+            anchors = [resized(sample.frames, self._model.frame_shape[:2]) for sample in samples]
             windows = [self._window(sample, frames) for sample, frames in zip(samples, anchors, strict=True)]
             drawn = self._model.draw(windows, [sample.seed for sample in samples], [0] * len(samples))
             if not bool(torch.isfinite(drawn).all()):
@@ -77,7 +78,7 @@ class WindowPredictor:
                 self._model.decode(latents, frames[0], range(len(sample.actions)))
                 for sample, frames, latents in zip(samples, anchors, drawn, strict=True)
             ]
-        return [_resized(frames, (self.profile.height, self.profile.width)) for frames in decoded]
+        return [resized(frames, (self.profile.height, self.profile.width)) for frames in decoded]
 
     def _window(self, sample: Sample, frames: NDArray[np.uint8]) -> Window:
         """The window after the last context frame, t = f - 1; the last action is held to the chunk's end."""
@@ -89,17 +90,6 @@ class WindowPredictor:
         poses = conditioning_poses(np.concatenate([start[None], executed]), self._model.pose_format)
         known = {number: frame for number, frame in enumerate(frames)}
         return build_window(known, poses, t, self._model.statistics, future=False)
-
-
-def _resized(frames: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Frames uint8 (n, height, width, 3) at `size`; those that have it already are returned as they are."""
-    from PIL import Image
-
-    if frames.shape[1:3] == size:
-        return frames
-    height, width = size
-    images = [Image.fromarray(frame).resize((width, height), Image.Resampling.BOX) for frame in frames]
-    return np.stack([np.asarray(image, np.uint8) for image in images])
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from worldserve.episodes.initial_states import (
     all_initial_states,
     refuse_for_training,
 )
+from worldserve.episodes.lerobot import import_lerobot
 from worldserve.episodes.merge import merge_episodes
 from worldserve.episodes.reader import EpisodeReader
 from worldserve.episodes.robotwin import import_robotwin
@@ -30,6 +31,7 @@ __all__ = [
     "VideoFrames",
     "all_initial_states",
     "frames_sha256",
+    "import_lerobot",
     "import_robotwin",
     "merge_episodes",
     "read_video",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from worldserve.episodes.episode import Episode
 from worldserve.episodes.lazy import require
-from worldserve.episodes.video import read_video
+from worldserve.episodes.video import read_video, resized
 from worldserve.episodes.writer import EpisodeWriter
 
 _JOINTS = [*range(0, 6), *range(13, 19)]
@@ -112,7 +111,7 @@ def _read(path: Path, episode_id: str, size: tuple[int, int] | None) -> Episode:
     if len(frames) != len(states):
         raise ValueError(f"{video}: expected {len(states)} frames, one a row of {path.name}; got {len(frames)}")
     if size is not None:
-        frames = _resized(frames, size)
+        frames = resized(frames, size)
     number = re.sub(r"\D", "", path.stem)
     return Episode(
         episode_id=episode_id,
@@ -138,12 +137,3 @@ def _rows(table: Any, name: str, path: Path) -> NDArray[np.float32]:
     if name not in table.column_names:
         raise ValueError(f"{path}: expected a column {name!r}; got {table.column_names}")
     return np.array(table[name].to_pylist(), dtype=np.float32)
-
-
-def _resized(frames: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    image = require("PIL.Image", "pillow")
-    height, width = size
-    resized: Sequence[NDArray[np.uint8]] = [
-        np.asarray(image.fromarray(frame).resize((width, height), image.Resampling.BOX)) for frame in frames
-    ]
-    return np.stack(resized)

@@ -53,6 +53,43 @@ def read_video(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
     return np.stack(frames)
 
 
+def read_video_part(
+    path: str | os.PathLike[str], first: int, count: int, frames_per_second: Fraction
+) -> NDArray[np.uint8]:
+    """Frames `first` to `first + count - 1` of any video file of a constant rate, uint8 (count, height, width, 3) RGB.
+
+    Raises:
+        ValueError: where one of them is not there.
+    """
+    frames: list[NDArray[np.uint8]] = []
+    with require("av", "PyAV").open(os.fspath(path)) as container:
+        stream = container.streams.video[0]
+        if first:
+            container.seek(int(first / frames_per_second * 1_000_000), backward=True)
+        for frame in _decoder(container):
+            number = round(frame.pts * stream.time_base * frames_per_second)
+            if number == first + len(frames):
+                frames.append(frame.to_ndarray(format="rgb24"))
+            if number >= first + count - 1:
+                break
+    if len(frames) != count:
+        raise ValueError(
+            f"{os.fspath(path)}: expected frames {first} to {first + count - 1} at {float(frames_per_second):g} a "
+            f"second; frame {first + len(frames)} is not there"
+        )
+    return np.stack(frames)
+
+
+def resized(frames: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Frames uint8 (n, height, width, 3) at `size` (height, width), by area; at that size already, they come back."""
+    if frames.shape[1:3] == tuple(size):
+        return frames
+    image = require("PIL.Image", "pillow")
+    height, width = size
+    images = [image.fromarray(frame).resize((width, height), image.Resampling.BOX) for frame in frames]
+    return np.stack([np.asarray(one, np.uint8) for one in images])
+
+
 @dataclass(frozen=True)
 class VideoFrames:
     """Frames that stay in an FFV1 file until they are asked for.

@@ -1,14 +1,18 @@
-"""A data set of ours in lerobot's own reader. It needs lerobot 0.3 (layout v2.1), in an environment of its own."""
+"""A data set of ours in lerobot's own reader, and one of its writer here. It needs lerobot, in an environment of its own.
+
+The first needs lerobot 0.3, the last that reads layout v2.1; the second takes newer ones too.
+"""
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.worldserve.episodes.conftest import MakeEpisode
-from worldserve.episodes import EpisodeWriter
+from worldserve.episodes import EpisodeReader, EpisodeWriter, import_lerobot
 
 lerobot_dataset = pytest.importorskip(
     "lerobot.datasets.lerobot_dataset",
@@ -35,3 +39,35 @@ def test_lerobots_reader_gives_back_states_actions_and_pixels(tmp_path: Path, ma
             np.testing.assert_array_equal(pixels, episode.frames_at([index])[0])
             assert item["task"] == episode.instruction
             row += 1
+
+
+def test_what_lerobot_writes_is_imported(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    states, actions = (random.normal(size=(2, 9, 3)).astype(np.float32) for _ in range(2))
+    frames = random.integers(0, 256, (2, 9, 24, 32, 3), dtype=np.uint8)
+    vector = {"dtype": "float32", "shape": (3,), "names": ["a", "b", "c"]}
+    shown = {"dtype": "image", "shape": (24, 32, 3), "names": ["height", "width", "channels"]}
+    written = lerobot_dataset.LeRobotDataset.create(
+        "worldserve/theirs",
+        fps=30,
+        root=tmp_path / "theirs",
+        use_videos=False,  # its video is lossy
+        features={"observation.state": vector, "action": vector, "observation.images.top": shown},
+    )
+    for number in range(2):
+        for row in range(9):
+            values = {"observation.state": states[number, row], "action": actions[number, row]}
+            frame = values | {"observation.images.top": frames[number, row]}
+            if "task" in inspect.signature(written.add_frame).parameters:
+                written.add_frame(frame, task="Lift.")
+            else:
+                written.add_frame(frame | {"task": "Lift."})
+        written.save_episode()
+    if hasattr(written, "finalize"):
+        written.finalize()
+    import_lerobot(tmp_path / "theirs", tmp_path / "ours", name="theirs")
+    for number, episode in enumerate(EpisodeReader(tmp_path / "ours")):
+        np.testing.assert_array_equal(episode.proprioception, states[number])
+        np.testing.assert_array_equal(episode.executed_actions, actions[number, :-1])
+        np.testing.assert_array_equal(episode.frames, frames[number])
+        assert episode.instruction == "Lift."
