@@ -14,6 +14,7 @@ from typing import Any
 
 from worldserve.adapters.worldarena import API_VERSION, Predictor, RequestError, capabilities
 from worldserve.adapters.worldarena_requests import invalid, parse_json, request_id_of, response_of, samples_of
+from worldserve.messages import ItemFailedError
 
 LIMITS = {
     "max_batch_size": 8,
@@ -94,6 +95,14 @@ class WorldArenaService:
         except TimeoutError:
             _log.exception("request %s: deadline", request_id)
             raise RequestError(504, "DEADLINE_EXCEEDED", "the model did not answer in time", True) from None
+        except ItemFailedError as error:
+            _log.exception("request %s: what draws refused it", request_id)
+            codes = {failed.code for failed in error.errors}
+            if codes == {"RESOURCE_EXHAUSTED"}:
+                raise RequestError(429, "OVERLOADED", "the model has no free place for now", True) from None
+            if codes <= {"RESOURCE_EXHAUSTED", "UNAVAILABLE"}:
+                raise RequestError(503, "NOT_READY", "the model is unavailable for now", True) from None
+            raise
         finally:
             self._places.release()
         self._keep(request_id, digest, body)

@@ -19,6 +19,7 @@ from examples.own_world_model import OwnWorldModel
 from worldserve.adapters.worldarena import ContractPredictor, Predictor, RequestError
 from worldserve.adapters.worldarena_http import WorldArenaServer, start_worldarena_server
 from worldserve.client import EnvironmentClient
+from worldserve.messages import ItemError, ItemFailedError
 from worldserve.serving import RunningServer, ServerSettings, start_environment_server
 
 Image = pytest.importorskip("PIL.Image")
@@ -232,6 +233,10 @@ class _Held:
         return self._inner.predict(samples)
 
 
+def refused(code: str) -> ItemError:
+    return ItemError(code, "A_REASON", "items[0]", "a free place", "none at 10.0.0.7", "Try again.")
+
+
 def predictor_of(server: WorldArenaServer) -> Predictor:
     made = server.service._predictor
     assert made is not None
@@ -261,6 +266,9 @@ def test_one_more_than_may_run_is_429_and_says_when_to_come_back(server: WorldAr
     [
         (ConnectionError("10.0.0.7 is away"), 503, "NOT_READY"),
         (TimeoutError("10.0.0.7 is slow"), 504, "DEADLINE_EXCEEDED"),
+        (ItemFailedError([refused("RESOURCE_EXHAUSTED")]), 429, "OVERLOADED"),
+        (ItemFailedError([refused("UNAVAILABLE"), refused("RESOURCE_EXHAUSTED")]), 503, "NOT_READY"),
+        (ItemFailedError([refused("UNAVAILABLE"), refused("INTERNAL")]), 500, "INTERNAL"),
         (RuntimeError("/secret/path"), 500, "INTERNAL"),
         (RequestError(400, "INVALID_ARGUMENT", "samples[0]"), 400, "INVALID_ARGUMENT"),
     ],
@@ -274,7 +282,7 @@ def test_failures_are_retryable_where_they_may_pass_and_tell_nothing_of_the_insi
     document = request(server)
     for _ in range(2):  # the place is given back, and the id may be tried again
         got, body, _ = call(failing, "POST", "/v1/predict", document)
-        assert (got, body["error"]["code"], body["error"]["retryable"]) == (status, code, status >= 500)
+        assert (got, body["error"]["code"], body["error"]["retryable"]) == (status, code, status >= 429)
         assert "10.0.0.7" not in json.dumps(body)
         assert "secret" not in json.dumps(body)
     failing.stop()
