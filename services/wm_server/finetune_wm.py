@@ -28,15 +28,14 @@ from services.wm_server.distributed import Placement, joined, launched_ranks
 from services.wm_server.episodes import load_episodes
 from services.wm_server.figures import figures
 from services.wm_server.gate import GateConfig, StopGate, gate_episodes
-from services.wm_server.mixing import check_data_weights, directory_of_episodes, latent_directories
-from services.wm_server.model import WorldModel
-from services.wm_server.outcomes import (
-    as_json,
-    balanced_episodes,
-    open_loop_after,
-    outcomes,
-    reward_facts,
+from services.wm_server.mixing import (
+    check_data_weights,
+    check_failure_fraction,
+    directory_of_episodes,
+    latent_directories,
 )
+from services.wm_server.model import WorldModel
+from services.wm_server.outcomes import as_json, balanced_episodes, open_loop_after, outcomes, reward_facts
 from services.wm_server.run_settings import (
     INPUTS,
     check_helpers,
@@ -166,7 +165,11 @@ class Finetune:
         self.config, self.out = config, config.out
         refuse_changes(self.out, config.stage, asdict(config))
         self.training, self.validation = load_episodes(config.data, config.held_out_fraction)
-        self.gate = self._gate() if config.gate.reward and config.stage in ("all", "transformer") else None
+        trains = config.stage in ("all", "transformer")
+        if trains:
+            weights = config.transformer.data_weights
+            check_failure_fraction(config.transformer.failure_fraction, self.training, lambda: self.place, weights)
+        self.gate = self._gate() if config.gate.reward and trains else None
         inputs = refuse_other_inputs(self.out, config.stage, self._inputs())
         if config.stage != "measure" and self.ranks.is_main:
             checkpoint.write_json(self.out / INPUTS, inputs)
