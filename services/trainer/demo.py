@@ -13,28 +13,27 @@ in one directory; the same command goes on where an earlier one stopped.
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from services.trainer.calls import resumable
-from services.trainer.directories import is_empty
+from services.trainer.directories import Results
 from services.trainer.phases import PhaseClock
 from services.trainer.ppo_config import PPOConfig
 from services.trainer.recipes import load_recipe
-from services.trainer.run_record import read_json, read_jsonl, write_json
+from services.trainer.run_record import read_jsonl, write_json
 from worldserve.files import file_sha256
 from worldserve.serving.launcher import Launcher, ServerProcess
-from worldserve.settings import refuse_changed_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SUMMARY = "The whole loop from shipped weights: PPO in the world model, judged in the simulator."
+DEMO = Results("a demo", "demo.json")
 
 
 @dataclass(frozen=True)
@@ -138,35 +137,15 @@ def ppo_config(config: DemoConfig, target: str) -> PPOConfig:
     )
 
 
-def claim_directory(config: DemoConfig) -> None:
-    """Make or resume the directory.
-
-    Raises ValueError when it holds a demo of other settings or other weights, or other things than a demo.
-    """
-    directory = config.directory
-    if not (directory / "demo.json").exists() and not is_empty(directory):
-        raise ValueError(
-            f"out: expected a new directory or that of an earlier demo; {directory} holds other things. Choose another "
-            "--out."
-        )
-    if config.fresh:
-        shutil.rmtree(directory, ignore_errors=True)
+def claim_directory(config: DemoConfig) -> BinaryIO:
+    """Make or resume the directory; its lock. See `directories.Results.claim` for what is refused."""
     free = {"out", "fresh", "simulator_workers"}  # what the results do not depend on
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
     ppo = dataclasses.asdict(ppo_config(config, ""))
     settings |= {f"ppo.{name}": ppo[name] for name in ppo if name not in {*free, *settings, "resume", "target"}}
     weights = {"policy": config.policy, "world_model": config.world_model, "reward": config.reward}
     settings |= {f"sha256.{name}": file_sha256(path / "model.safetensors") for name, path in weights.items()}
-    path = directory / "demo.json"
-    if not path.exists():
-        write_json(path, settings)
-        return
-    refuse_changed_settings(
-        read_json(path),
-        settings,
-        what=f"out: {directory} holds a demo with other settings",
-        advice="Choose another --out, or --fresh to throw it away.",
-    )
+    return DEMO.claim(config.directory, settings, config.fresh)
 
 
 @dataclass(frozen=True)
@@ -276,9 +255,8 @@ def run(config: DemoConfig, console: Console) -> Path:
 
     check_weights(config)
     load_policy(config.policy)  # what is no policy is refused before the directory is claimed for it
-    claim_directory(config)
     directory, started = config.directory, dict[str, ServerProcess]()
-    with Launcher(directory / "logs") as launcher:
+    with claim_directory(config), Launcher(directory / "logs") as launcher:
         clock = PhaseClock(
             directory / "phases.json",
             lambda: {name: launcher.cpu_seconds(server) for name, server in started.items()},

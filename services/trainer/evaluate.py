@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from services.trainer.calls import resumable
-from services.trainer.directories import claim_out, is_empty
+from services.trainer.directories import Results
 from services.trainer.plans import EpisodePlan, unique_run_name
 from services.trainer.policies import FlowPolicy, find_policy, load_policy
 from services.trainer.recipes import parse_command
@@ -42,11 +42,12 @@ from services.trainer.statistics import Interval, cluster_interval, paired_boots
 from worldserve.contract import Contract
 from worldserve.faults import check_faults, open_client
 from worldserve.files import file_sha256
-from worldserve.settings import refuse_changed_settings
 
 SUMMARY = "Success of a policy on sealed initial states, paired with a reference."
 # What an evaluation writes beside its settings; `--fresh` removes these and nothing else.
-RESULTS = ("episodes.jsonl", "result.json", "run.json")
+EVALUATION = Results(
+    "an evaluation", "evaluation.json", ("episodes.jsonl", "result.json", "run.json"), frozenset({"batch"})
+)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def evaluate_policy(
     `settings` name everything the results depend on; they need evaluation_seeds, mode, batch and policy_batch. Raises
     ValueError when `directory` holds results of other settings, RuntimeError when episodes could not be finished.
     """
-    claim_directory(directory, settings)
+    EVALUATION.note(directory, settings)
     path = directory / "episodes.jsonl"
     done = {(row["initial_state_id"], row["evaluation_seed"]): row for row in read_jsonl(path)}
     plans = evaluation_plans(state_ids, settings["evaluation_seeds"], unique_run_name("evaluate"))
@@ -141,32 +142,6 @@ def evaluate_policy(
             "command again: it goes on with these."
         )
     return [done[plan.initial_state_id, plan.entropy[0]] for plan in plans]
-
-
-def claim_directory(directory: Path, settings: Mapping[str, Any], fresh: bool = False) -> None:
-    """Note the settings in `directory`, or raise ValueError where it holds results of other ones, or other things.
-
-    With `fresh` an evaluation that is there is thrown away, and nothing else that lies beside it.
-    """
-    path = directory / "evaluation.json"
-    if not path.exists() and not is_empty(directory):
-        raise ValueError(
-            f"out: expected a new directory or that of an earlier evaluation; {directory} holds other things. Choose "
-            "another --out."
-        )
-    if fresh:
-        for name in RESULTS:
-            (directory / name).unlink(missing_ok=True)
-    if fresh or not path.exists():
-        write_json(path, settings)
-        return
-    refuse_changed_settings(
-        read_json(path),
-        settings,
-        what=f"out: {directory} holds an evaluation with other settings",
-        advice="Choose another --out, or --fresh to throw it away.",
-        free={"batch"},  # what the results do not depend on
-    )
 
 
 def _collect(client: Client, policy: Policy, plans: list[EpisodePlan], settings: Mapping[str, Any]) -> Rollout:
@@ -284,8 +259,7 @@ def run(config: EvaluateConfig) -> int:
             out = config.out / "reference"
             jobs.append(_Job.load("reference", config.reference, out, config, states.sha256, contract))
         for job in jobs:
-            stack.enter_context(claim_out(job.out))
-            claim_directory(job.out, job.settings, config.fresh)
+            stack.enter_context(EVALUATION.claim(job.out, job.settings, config.fresh))
         rows: dict[str, list[dict[str, Any]]] = {"reference": reference} if reference else {}
         for job in jobs:
             inputs: dict[str, dict[str, Any]] = {

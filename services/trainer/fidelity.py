@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 import signal
 import sys
 import time
@@ -32,7 +31,7 @@ from typing import Annotated, Any
 import tyro
 
 from services.trainer.calls import resumable
-from services.trainer.directories import claim_out, is_empty
+from services.trainer.directories import Results
 from services.trainer.fidelity_measurement import (
     PROBABILITIES,
     ROWS,
@@ -47,19 +46,19 @@ from services.trainer.fidelity_measurement import (
 from services.trainer.fidelity_result import RESULT, FidelityResult, Rates, read_result, show, summarise
 from services.trainer.image_quality import MOVING_THRESHOLD
 from services.trainer.open_loop import RecordedTarget, ServedTarget
-from services.trainer.run_record import read_json, write_json
+from services.trainer.run_record import write_json
 from worldserve.client import EnvironmentClient, RewardClient
 from worldserve.contract import Contract, fingerprint
 from worldserve.episodes import EpisodeInfo, EpisodeReader
-from worldserve.settings import refuse_changed_settings
 
 __all__ = ["FidelityConfig", "FidelityResult", "Rates", "main", "read_probabilities", "read_result", "run"]
 
 SUMMARY = "Fake success, recall and image quality of a world model on recorded actions."
 RECORDED = "recorded"
-SETTINGS = "fidelity.json"
-# What a measurement writes beside its settings; `--fresh` removes these and nothing else.
-WRITTEN = (ROWS, RESULT, "run.json", PROBABILITIES, VIDEOS)
+# A data set may have moved; its hash says what it is.
+MEASUREMENT = Results(
+    "a measurement", "fidelity.json", (ROWS, RESULT, "run.json", PROBABILITIES, VIDEOS), frozenset({"data"})
+)
 
 
 @dataclass(frozen=True)
@@ -220,31 +219,6 @@ def identity(config: FidelityConfig, servers: Servers, subjects: Sequence[Subjec
     }
 
 
-def claim_directory(directory: Path, settings: Mapping[str, Any], fresh: bool = False) -> None:
-    """Note the settings in `directory`, or raise ValueError where it holds results of other ones, or other things."""
-    path = directory / SETTINGS
-    if not path.exists() and not is_empty(directory):
-        raise ValueError(
-            f"out: expected a new directory or that of an earlier measurement; {directory} holds other things. Choose "
-            "another --out."
-        )
-    if path.exists() and not fresh:
-        refuse_changed_settings(
-            read_json(path),
-            settings,
-            what=f"out: {directory} holds a measurement with other settings",
-            advice="Choose another --out, or --fresh to throw it away.",
-            free={"data"},  # a data set may have moved; its hash says what it is
-        )
-        return
-    for name in WRITTEN if fresh else ():
-        if (directory / name).is_dir():
-            shutil.rmtree(directory / name)
-        else:
-            (directory / name).unlink(missing_ok=True)
-    write_json(path, settings)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve fidelity`: exit status 1 when an episode failed, 130 when it was interrupted."""
     config = tyro.cli(FidelityConfig, args=argv, prog="worldserve fidelity", description=__doc__)
@@ -272,8 +246,8 @@ def run(config: FidelityConfig) -> dict[str, str]:
         check_subjects(subjects, servers.target_contract, config, knows_truth)
         about = identity(config, servers, subjects)
         held = {name: value for name, value in about.items() if name != "target_drawn"}  # part of the provenance
-        stack.enter_context(claim_out(config.out))
-        claim_directory(config.out, held | {"moving_threshold": config.moving_threshold}, config.fresh)
+        held |= {"moving_threshold": config.moving_threshold}
+        stack.enter_context(MEASUREMENT.claim(config.out, held, config.fresh))
         _write_run(config, servers, about)
         how = MeasurementSettings(config.out, config.batch, config.videos, config.moving_threshold)
         measurement = Measurement(how, servers, subjects)

@@ -41,7 +41,7 @@ from services.trainer.counterfactual_pairs import (
     shuffled,
     summarise_pairs,
 )
-from services.trainer.directories import claim_out, is_empty
+from services.trainer.directories import Results
 from services.trainer.fork_states import Row, mixed_states, read_fidelity_rows, summarise_states
 from services.trainer.perturbation import KINDS, Kind
 from services.trainer.shifts import HALF_PIXEL_MM, half_pixel_shifts, measure_floor, summarise_floor
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 SUMMARY = "Whether a world model follows the actions from one start: mixed states, pairs, and the floor."
 PURPOSES = {"train": ("train",), "unseen": ("validation", "test")}
 """Purposes of initial states by split."""
-SETTINGS, FLOOR, PAIRS, RESULT = "forks.json", "floor.jsonl", "pairs.jsonl", "result.json"
+FLOOR, PAIRS, RESULT = "floor.jsonl", "pairs.jsonl", "result.json"
+FORKS = Results("a measurement of forks", "forks.json", can_be_fresh=False)
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,10 @@ def run(config: ForksConfig) -> dict[str, Any]:
         servers = _Servers.checked(target, reference)
         identity = servers.identity()
         _check_fidelity(config, identity)
-        stack.enter_context(claim_out(config.out))
-        _claim(config, identity, servers)
+        # What is drawn is part of the target's provenance.
+        held = {**config.held(), **{name: value for name, value in identity.items() if name != "target_drawn"}}
+        stack.enter_context(FORKS.claim(config.out, held))
+        _write_run(config, identity, servers)
         with Progress(*columns, console=Console(stderr=True)) as bars:
             if not config.skip_floor:
                 _floor(config, servers, rows, reader, bars)
@@ -276,28 +279,9 @@ def _check_fidelity(config: ForksConfig, identity: Mapping[str, Any]) -> None:
     )
 
 
-def _claim(config: ForksConfig, identity: Mapping[str, Any], servers: _Servers) -> None:
-    """Notes the settings in `out`, or refuses where it holds other things or results of other settings."""
+def _write_run(config: ForksConfig, identity: Mapping[str, Any], servers: _Servers) -> None:
     from services.trainer.run_facts import write_run
-    from services.trainer.run_record import read_json, write_json
 
-    path = config.out / SETTINGS
-    if not path.exists() and not is_empty(config.out):
-        raise ValueError(
-            f"out: expected a new directory or that of an earlier call; {config.out} holds other things. Choose "
-            "another --out."
-        )
-    # What is drawn is part of the target's provenance.
-    now = {**config.held(), **{name: value for name, value in identity.items() if name != "target_drawn"}}
-    if path.exists():
-        refuse_changed_settings(
-            read_json(path),
-            now,
-            what=f"out: {config.out} holds forks measured with other settings",
-            advice="Give those, or choose another --out.",
-        )
-    else:
-        write_json(path, now)
     inputs: dict[str, dict[str, Any]] = {
         "data": {"path": [str(path) for path in config.data]},
         "fidelity": {"path": str(config.fidelity)},

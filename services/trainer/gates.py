@@ -195,6 +195,10 @@ def judge(gate: Gate, result: Mapping[str, Any] | None, command: str, confidence
     interval = _at(result, figure.path)
     if interval is None:
         where = ".".join(figure.path)
+        empty = [".".join(path) for path in figure.counts if _at(result, path) == 0]
+        if empty:
+            why = f"the data had none of its episodes ({' and '.join(empty)} is 0); measure it with `{command}` on data"
+            return Judgement(gate, "missing", f"{why} that have some")
         return Judgement(gate, "missing", f"the result has no {where}; measure it with `{command}`")
     problem = _malformed(interval)
     if problem:

@@ -30,8 +30,7 @@ import torch
 
 from services.trainer.calls import resumable
 from services.trainer.closed_loop import Checkpoint, measure
-from services.trainer.directories import claim_out
-from services.trainer.evaluate import claim_directory, evaluation_plans
+from services.trainer.evaluate import EVALUATION, evaluation_plans
 from services.trainer.mismatch_statistics import summarise
 from services.trainer.plans import unique_run_name
 from services.trainer.policies import find_policy, load_policy
@@ -144,8 +143,8 @@ def run(config: MismatchConfig) -> int:
         source = check_contracts(contract, config.target, truth, config.reference)
         checkpoints = load_checkpoints(config, contract)
         settings = settings_of(config, states.sha256, checkpoints, contract, truth)
-        stack.enter_context(claim_out(config.out))
-        _claim(config.out, settings, config.fresh)
+        _refuse_another_measure(config.out)
+        stack.enter_context(EVALUATION.claim(config.out, settings, config.fresh))
         write_run(config.out, "worldserve mismatch", config.target, contract, {
             **{checkpoint.name: dict(checkpoint.facts) for checkpoint in checkpoints},
             "initial_states": {"path": str(config.initial_states), "sha256": states.sha256},
@@ -258,12 +257,11 @@ def settings_of(
     }
 
 
-def _claim(directory: Path, settings: Mapping[str, Any], fresh: bool) -> None:
-    """`claim_directory`, but never that of an evaluation of another kind."""
-    path = directory / "evaluation.json"
-    if path.exists() and read_json(path).get("measure") != settings["measure"]:
+def _refuse_another_measure(directory: Path) -> None:
+    """A mismatch is an evaluation of its own kind."""
+    path = directory / EVALUATION.settings_file
+    if path.exists() and read_json(path).get("measure") != "mismatch":
         raise ValueError(f"out: expected a new directory or that of a mismatch; {directory} holds another measure's.")
-    claim_directory(directory, settings, fresh)
 
 
 def identity_of(contract: Contract, truth: Contract, checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:

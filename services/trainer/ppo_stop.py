@@ -25,12 +25,13 @@ def stop_reason(metrics: Mapping[str, float], config: PolicyGradientConfig) -> S
         return Stop(
             "max_ratio",
             f"a probability ratio of {ratio:.3g} exceeds max_ratio = {config.max_ratio:g}; the policy's remaining "
-            "steps of this iteration are skipped. If it happens again, lower learning_rate or raise noise_level.",
+            "steps of this iteration are skipped, training goes on. If it happens again, lower "
+            "learning_rate or raise noise_level.",
         )
     if config.target_kl is not None and kl > 1.5 * config.target_kl:
         return Stop(
             "target_kl",
             f"approx_kl = {kl:.3g} exceeds 1.5 times target_kl = {config.target_kl:g}; the policy's remaining steps of "
-            "this iteration are skipped. If it happens in every first epoch, lower learning_rate.",
+            "this iteration are skipped, training goes on. If it happens in every first epoch, lower learning_rate.",
         )
     return None

@@ -145,8 +145,9 @@ def _headline(run: RunFiles) -> str:
         return "<p>No evaluation yet: the run was interrupted, or is no demo.</p>" if run.demo else ""
     rated = (run.result or run.sft or {}).get("success") or {}
     seeds = (run.demo or {}).get("evaluation_seeds", [])
+    episodes = f"{len(seeds)} episodes" if len(seeds) > 1 else "1 episode"
     notes.append(
-        f"Success in the simulator on {rated.get('count')} sealed initial states, {len(seeds) or 1} episode(s) each, "
+        f"Success in the simulator on {rated.get('count')} sealed initial states, {episodes} each, "
         f"the same states and noise for both policies. Brackets: {rated.get('confidence', 0):.0%} interval, bootstrap "
         "over states."
     )

@@ -83,7 +83,7 @@ def run(spec: Mapping[str, Any]) -> Path:
     """All stages of a run; returns its result. What is done already is not done again."""
     directory = Path(spec["directory"])
     result = directory / RESULT
-    claim(directory, spec.get("depends", {}))
+    note_dependencies(directory, spec.get("depends", {}))
     if result.exists() and read_run(result).facts.get("depends") == spec.get("depends", {}):
         return result
     with ExitStack() as stack:
@@ -101,7 +101,7 @@ def run(spec: Mapping[str, Any]) -> Path:
     return result
 
 
-def claim(directory: Path, depends: Mapping[str, Any]) -> None:
+def note_dependencies(directory: Path, depends: Mapping[str, Any]) -> None:
     """Notes what the run in `directory` depends on, or raises ValueError where one of other settings lies there.
 
     Whether the mismatch is measured, too, may change: nothing that was done becomes another thing by it.

@@ -28,15 +28,14 @@ from services.wm_server.distributed import Placement, joined, launched_ranks
 from services.wm_server.episodes import load_episodes
 from services.wm_server.figures import figures
 from services.wm_server.gate import GateConfig, StopGate, gate_episodes
-from services.wm_server.mixing import check_data_weights, directory_of_episodes, latent_directories
-from services.wm_server.model import WorldModel
-from services.wm_server.outcomes import (
-    as_json,
-    balanced_episodes,
-    open_loop_after,
-    outcomes,
-    reward_facts,
+from services.wm_server.mixing import (
+    check_data_weights,
+    check_failure_fraction,
+    directory_of_episodes,
+    latent_directories,
 )
+from services.wm_server.model import WorldModel, read_codec
+from services.wm_server.outcomes import as_json, balanced_episodes, open_loop_after, outcomes, reward_facts
 from services.wm_server.run_settings import (
     INPUTS,
     check_helpers,
@@ -89,7 +88,8 @@ class FinetuneConfig:
     """A model to begin with: its codec, statistics, pose format, size of the network (`transformer.model`) and history
     noise are kept (leave those settings out), its transformer is trained on."""
     codec_of: Path | None = None
-    """A model whose codec is kept while a new transformer is trained; not with `start`."""
+    """A model, or a run whose `--stage codec` is done, whose codec is kept while a new transformer is trained; not with
+    `start`."""
     latents: Path | None = None
     """Where windows are encoded to, a directory for each of `data`; runs with one codec may share it. None: in OUT."""
     codec: CodecTrainingConfig = field(default_factory=CodecTrainingConfig)
@@ -158,7 +158,7 @@ class Finetune:
         self.gate_passed: bool | None = None
         self.clipped_share = 0.0
         self.start = WorldModel.load(config.start) if config.start else None
-        self.source = WorldModel.load(config.codec_of) if config.codec_of else self.start
+        self.kept_codec = read_codec(config.codec_of) if config.codec_of else None
         if self.start is not None and config.stage != "measure":
             transformer = of_start_model(config.transformer, config.pose_format, self.start)
             pose_format = cast(Literal["rotation_columns", "euler"], self.start.pose_format)
@@ -166,7 +166,11 @@ class Finetune:
         self.config, self.out = config, config.out
         refuse_changes(self.out, config.stage, asdict(config))
         self.training, self.validation = load_episodes(config.data, config.held_out_fraction)
-        self.gate = self._gate() if config.gate.reward and config.stage in ("all", "transformer") else None
+        trains = config.stage in ("all", "transformer")
+        if trains:
+            weights = config.transformer.data_weights
+            check_failure_fraction(config.transformer.failure_fraction, self.training, lambda: self.place, weights)
+        self.gate = self._gate() if config.gate.reward and trains else None
         inputs = refuse_other_inputs(self.out, config.stage, self._inputs())
         if config.stage != "measure" and self.ranks.is_main:
             checkpoint.write_json(self.out / INPUTS, inputs)
@@ -196,8 +200,10 @@ class Finetune:
 
     def codec(self) -> VideoCodec:
         """The start model's (or codec_of's) codec, the trained one, or one trained now."""
-        if self.source is not None:
-            return self.source.codec
+        if self.start is not None:
+            return self.start.codec
+        if self.kept_codec is not None:
+            return self.kept_codec[0]
         path = self.out / "codec.safetensors"
         if not path.exists():
             return train_codec(self.training, self.config.codec, self.out, self.config.seed).eval()
@@ -283,9 +289,10 @@ class Finetune:
     def _inputs(self) -> dict[str, Any]:
         """Hashes of what the settings name by paths, by those settings' names."""
         found: dict[str, Any] = {"data": {"episodes_sha256": hash_of_episodes(self.training.reader.infos)}}
-        for name, model in (("start", self.start), ("codec_of", self.source)):
-            if model is not None and getattr(self.config, name) is not None:
-                found[name] = {"model_sha256": model.sha256}
+        if self.start is not None:
+            found["start"] = {"model_sha256": self.start.sha256}
+        if self.kept_codec is not None:
+            found["codec_of"] = self.kept_codec[1]
         if self.gate is not None and self.config.gate.data:
             reader = EpisodeReader([str(directory) for directory in self.config.gate.data])
             found["gate"] = {"data": {"episodes_sha256": hash_of_episodes(reader.infos)}}

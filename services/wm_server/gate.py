@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +54,13 @@ class GateConfig:
         if self.episodes < 2 or self.every < 1:
             raise ValueError(
                 f"gate.episodes, gate.every: expected at least 2 and at least 1; got {self.episodes}, {self.every}"
+            )
+        changed = [part.name for part in fields(self) if getattr(self, part.name) != part.default]
+        if changed and not self.reward:
+            raise ValueError(
+                f"gate.reward: expected HOST:PORT of a reward server, since {', '.join('gate.' + n for n in changed)} "
+                f"{'was' if len(changed) == 1 else 'were'} given; got none, which trains without a gate. Start "
+                "`worldserve serve-reward`, and give its address"
             )
 
 

@@ -177,7 +177,12 @@ def check(model: WorldModel, episodes: Sequence[Episode], reward: RewardClient, 
 
 
 def run(config: HistoryCheckConfig) -> dict[str, Any]:
-    """Checks and writes `config.out`."""
+    """Checks and writes `config.out`, whose directory is made before anything is drawn."""
+    if config.out.is_dir():
+        raise ValueError(
+            f"out: expected the JSON file to write; {config.out} is a directory. Give {config.out}/history.json"
+        )
+    config.out.parent.mkdir(parents=True, exist_ok=True)
     model = WorldModel.load(config.weights)
     move_model(model, torch_device(config.device))
     reader = EpisodeReader([str(directory) for directory in config.data])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.wm_server.dataset import LatentWindows
+from services.wm_server.episodes import EpisodeSubset
 from worldserve.episodes import EpisodeReader
 
 
@@ -50,6 +51,32 @@ def check_data_weights(weights: Sequence[float], directories: Sequence[Path]) ->
         )
     if not np.isfinite(weights).all() or min(weights) < 0.0 or not max(weights) > 0.0:
         raise ValueError(f"transformer.data_weights: expected numbers >= 0, one of them above 0; got {tuple(weights)}")
+
+
+def check_failure_fraction(
+    fraction: float | None, episodes: EpisodeSubset, place: Callable[[], Mapping[str, int]], weights: Sequence[float]
+) -> None:
+    """Raises ValueError where a share of 1 or 0 meets a directory (all of them, without `weights`) of the other kind.
+
+    `mixed_probabilities` refuses too, but only after codec and latents, hours later on a large run.
+    """
+    if fraction not in (0.0, 1.0):
+        return
+    where = place() if weights else {}
+    found: dict[int, set[bool]] = {number: set() for number, weight in enumerate(weights) if weight > 0.0} or {
+        -1: set()
+    }
+    for info in episodes.infos:
+        found.get(where.get(info.episode_id, -1), set()).add(info.success is False)
+    for number, kinds in found.items():
+        if kinds and (fraction == 1.0) not in kinds:
+            wanted, got = ("failures", "successes") if fraction == 1.0 else ("successes", "failures")
+            directory = f" in --data directory {number + 1}" if number >= 0 else ""
+            raise ValueError(
+                f"transformer.failure_fraction: expected {wanted} among the training episodes{directory}, to be drawn "
+                f"at {fraction}; got {got} alone. Choose a fraction between 0 and 1, add episodes, or give that "
+                "directory the data weight 0"
+            )
 
 
 def mixed_probabilities(

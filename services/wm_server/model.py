@@ -180,5 +180,23 @@ class WorldModel:
         )
 
 
+def read_codec(directory: Path) -> tuple[VideoCodec, dict[str, str]]:
+    """The codec of a model's directory, or of a run whose `--stage codec` is done; and its hash, by what was hashed.
+
+    Raises:
+        FileNotFoundError, ValueError: when neither is there, or weights are not of the network that is named.
+    """
+    weights, settings = directory / "codec.safetensors", directory / "codec.json"
+    if not (weights.exists() and settings.exists()):
+        model = WorldModel.load(directory)
+        return model.codec, {"model_sha256": model.sha256}
+    codec = VideoCodec(CodecConfig(**_tuples(json.loads(settings.read_text(encoding="utf-8")))))
+    try:
+        load_full_state(codec, load_file(str(weights)))
+    except ValueError as error:
+        raise ValueError(f"{weights}: {error}. They are not of the network in codec.json") from error
+    return codec.eval(), {"codec_sha256": file_sha256(weights)}
+
+
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from services.trainer.evaluate import (
+    EVALUATION,
     EvaluateConfig,
-    claim_directory,
     evaluate_policy,
     evaluation_plans,
     main,
@@ -148,27 +148,8 @@ def test_an_evaluation_goes_on_against_the_same_server_only(tmp_path: Path) -> N
             server.stop(0)
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, fresh: bool) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "episode.parquet").write_text("hours of work")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=r"holds other things. Choose another --out"):
-        claim_directory(tmp_path, SETTINGS, fresh)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_fresh_throws_away_an_evaluation_and_nothing_beside_it(tmp_path: Path) -> None:
-    claim_directory(tmp_path, SETTINGS)
-    for name in ("episodes.jsonl", "result.json", "run.json", "notes.txt"):
-        (tmp_path / name).write_text("{}")
-    claim_directory(tmp_path, {**SETTINGS, "policy_sha256": "b"}, fresh=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluation.json", "notes.txt"]
-    assert read_json(tmp_path / "evaluation.json")["policy_sha256"] == "b"
-
-
 def test_fresh_keeps_what_is_there_when_the_call_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    claim_directory(tmp_path / "out", SETTINGS)
+    EVALUATION.note(tmp_path / "out", SETTINGS)
     (tmp_path / "out" / "episodes.jsonl").write_text("{}\n")
     assert main(["--fresh", "--out", str(tmp_path / "out"), "--initial-states", str(tmp_path / "nowhere")]) == 1
     assert "nowhere" in capsys.readouterr().err

@@ -99,6 +99,7 @@ def gate(**fields: Any) -> Gate:
         (gate(), result(interval(confidence=0.95)), "pass", ""),
         (gate(), None, "missing", "not measured; measure it with `worldserve fidelity`"),
         (gate(), {"target": {}}, "missing", "the result has no target.fake_success; measure it with `worldserve fidelity`"),
+        (gate(), {"counts": {"failures": 0}}, "missing", "the data had none of its episodes (counts.failures is 0); measure it with `worldserve fidelity` on data that have some"),
         (gate(), result(None), "missing", "the result has no target.fake_success; measure it with `worldserve fidelity`"),
         (gate(), result(interval(value=math.nan)), "fail", "value: expected a finite number; got nan; measure it again with `worldserve fidelity`"),
         (gate(), result(interval(high=None)), "fail", "high: expected a finite number; got None; measure it again with `worldserve fidelity`"),

@@ -96,6 +96,18 @@ def test_fine_tuning_starts_from_a_model_and_keeps_its_codec(run, data, tmp_path
     assert base.sha256 != tuned.sha256
 
 
+def test_a_codec_is_kept_of_a_model_and_of_a_run_alike(run, data, tmp_path):
+    for name, source in (("of-run", run.out), ("of-model", run.out / "model")):
+        tuned = Finetune(dataclasses.replace(settings(data, tmp_path / name, steps=2), codec_of=source))
+        for key, value in run.codec().state_dict().items():
+            np.testing.assert_array_equal(tuned.codec().state_dict()[key].numpy(), value.numpy(), err_msg=key)
+        kind = {"of-run": "codec_sha256", "of-model": "model_sha256"}[name]
+        assert f"codec_of.{kind}" in json.loads((tmp_path / name / "inputs.json").read_text())
+    (tmp_path / "none").mkdir()
+    with pytest.raises(FileNotFoundError, match="expected a directory of"):
+        Finetune(dataclasses.replace(settings(data, tmp_path / "out"), codec_of=tmp_path / "none"))
+
+
 def with_changes(config: FinetuneConfig, changes: dict) -> FinetuneConfig:
     """`config` with settings changed at once, by their dotted names."""
     groups: dict = {}
@@ -150,7 +162,7 @@ def test_every_changed_setting_is_named(run, data):
     [
         {"threads": 2, "measure_episodes": 9, "transformer.stop_after_cpu_s": 5.0, "transformer.checkpoint_steps": 1},
         {"stage": "measure", "transformer.steps": 99, "seed": 3},
-        {"device": "cpu", "precision": "fp32", "reward": "127.0.0.1:1", "gate.recall": 0.5},
+        {"device": "cpu", "precision": "fp32", "reward": "127.0.0.1:1"},
     ],
 )
 def test_how_a_run_is_carried_out_may_change(copied, data, changes):

@@ -185,6 +185,14 @@ def test_senseless_settings_are_refused(changes: dict[str, float]) -> None:
         GateConfig(**changes)  # type: ignore[arg-type]
 
 
+def test_a_gate_without_a_judge_is_refused() -> None:
+    GateConfig()
+    with pytest.raises(
+        ValueError, match=r"gate\.reward: expected HOST:PORT .* since gate\.recall, gate\.every were given"
+    ):
+        GateConfig(recall=0.9, every=100)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Frames of 96 x 128, which reward servers take. Episodes of validation states in `gate`, of test states in `test`."""

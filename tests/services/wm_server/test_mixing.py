@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from services.wm_server.mixing import _Rows, check_data_weights, mixed_probabilities
+from services.wm_server.mixing import _Rows, check_data_weights, check_failure_fraction, mixed_probabilities
 
 DIRECTORIES = {"base": 0, "won": 1, "lost": 1}
 # Directory 0 holds successes alone; directory 1 two successes and one failure. Two start frames everywhere.
@@ -93,3 +96,23 @@ def test_data_of_the_kind_without_a_share_are_refused(fraction: float, kind: boo
         mixed_probabilities(windows, {50: 1.0}, fraction, directories, (1.0, 3.0))
     assert mixed_probabilities(windows, {50: 1.0}, fraction, directories, (1.0, 0.0)).tolist() == [1.0, 0.0]
     assert mixed_probabilities(windows, {50: 1.0}, 0.5, directories, (1.0, 3.0)).tolist() == [0.25, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "fraction", "weights", "refused"),
+    [
+        ([True, True], 0.5, (), ""),  # one kind is taken as it comes
+        ([True, False], 1.0, (), ""),
+        ([True, True], 1.0, (), "expected failures among the training episodes, .* got successes alone"),
+        ([False, False], 0.0, (), "expected successes among the training episodes, .* got failures alone"),
+        ([True, False], 1.0, (1.0, 1.0), "expected failures .* in --data directory 1, "),
+        ([True, False], 1.0, (0.0, 1.0), ""),
+        ([True, None], 0.0, (), ""),  # unknown outcomes are drawn as successes are
+    ],
+)
+def test_a_kind_that_is_not_there_is_refused_early(outcomes, fraction, weights, refused: str) -> None:
+    episodes = SimpleNamespace(infos=[SimpleNamespace(episode_id=str(i), success=s) for i, s in enumerate(outcomes)])
+    place = {str(number): number for number in range(len(outcomes))}
+    expected = pytest.raises(ValueError, match=refused) if refused else nullcontext()
+    with expected:
+        check_failure_fraction(fraction, episodes, lambda: place, weights)  # type: ignore[arg-type]
