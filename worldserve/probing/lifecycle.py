@@ -59,8 +59,8 @@ def reset_image(run: Run) -> Finding:
     cause = (
         f"Reset returns the last frame of an episode before ({nearest!r}, seen in {worst.name!r}), not frame 0."
         if echo
-        else f"Frame 0 is not a function of the initial state (seen in {worst.name!r}): another scene, or a renderer that "
-        "is not reproducible."
+        else f"Frame 0 is not a function of the initial state (seen in {worst.name!r}): another scene, or a renderer "
+        "that is not reproducible."
     )
     return Finding(
         "reset_image", reset_image.__doc__ or "", found(fault),
