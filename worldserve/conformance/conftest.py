@@ -13,19 +13,20 @@ from worldserve.faults import open_client
 
 @pytest.fixture(scope="session")
 def connected(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """The server that the options name; a skip without --target."""
-    target = request.config.getoption("--target")
+    """The server that the options name; a skip without --worldserve-target."""
+    target = request.config.getoption("--worldserve-target")
     if not target:
-        pytest.skip("no server is named: give --target HOST:PORT --state ID --other-state ID")
-    state, other = request.config.getoption("--state"), request.config.getoption("--other-state")
+        pytest.skip("no server is named: give --worldserve-target HOST:PORT --worldserve-states ID ID")
+    state, other = request.config.getoption("--worldserve-states")
     if not (state and other) or state == other:
         pytest.fail(
-            f"--state, --other-state: expected two initial states that {target} knows; got {state!r}, {other!r}"
+            f"--worldserve-states: expected two initial states that {target} knows; got {state!r}, {other!r}. Name two "
+            "of the set that it was started with."
         )
-    timeout_s = request.config.getoption("--target-timeout")
+    timeout_s = request.config.getoption("--worldserve-timeout")
     with EnvironmentClient(target, timeout_s=timeout_s) as asking:
         contract = asking.get_contract()
-    faults = request.config.getoption("--target-fault")
+    faults = request.config.getoption("--worldserve-fault")
     with open_client(target, faults, timeout_s=timeout_s, interface=contract.interface) as client:
         yield Server(client, contract, state, other, timeout_s)
 

@@ -32,6 +32,7 @@ class Server:
     timeout_s: float
     _prefix: str = field(default_factory=lambda: f"conformance-{uuid.uuid4().hex[:12]}")
     _names: list[str] = field(default_factory=list)
+    _made: int = 0
 
     @property
     def interface(self) -> Interface:
@@ -44,8 +45,9 @@ class Server:
         return self.interface.timing.chunk_actions
 
     def name(self) -> str:
-        """A new episode's id; what bears it is closed after the test."""
-        self._names.append(f"{self._prefix}/{len(self._names)}")
+        """A new episode's id, never given twice; what bears it is closed after the test."""
+        self._made += 1
+        self._names.append(f"{self._prefix}/{self._made}")
         return self._names[-1]
 
     def open(self, seed: int = 3) -> ResetReply:
@@ -54,9 +56,14 @@ class Server:
         return reply
 
     def chunk(self, opened: ResetReply, shift: float = 0.0) -> NDArray[np.float32]:
-        """A chunk that holds the reset state, float32 (chunk_actions, dimensions); `shift` moves the first number."""
+        """A chunk that holds the reset state, float32 (chunk_actions, dimensions).
+
+        `shift` moves the first number by so much, or by what the contract allows in one action, and within its range.
+        """
         actions = np.repeat(opened.proprioception[None], self.size, axis=0)
-        actions[:, 0] += np.float32(shift)
+        first = self.interface.action.dimensions[0]
+        by = min(shift, first.max_change)
+        actions[:, 0] += np.float32(by if actions[0, 0] + by <= first.high else -by)
         return actions
 
     def step(

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from worldserve.contract import Contract, contract_to_mapping, differences, fingerprint, from_yaml, to_yaml
-from worldserve.contract.recorded import PartialInterface, compare, recorded_contract, unrecorded
+from worldserve.contract.recorded import PartialInterface, compare, named_by_both, recorded_contract, unrecorded
 
 SUMMARY = "Show the contract of a server, compare two contracts, probe whether a server keeps its own."
 
@@ -84,9 +84,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     for difference in found:
         print(difference)
     if not found:
-        sides = [side for side in (first, second) if isinstance(side, Contract)]
-        named = fingerprint(sides[0].interface) if sides else first.interface_fingerprint  # type: ignore[union-attr]
-        print(f"equal: {named or 'in the fields that both record'}")
+        print(f"equal: {named_by_both(first, second) or 'in the fields that both record'}")
     for side in (first, second):
         if missing := unrecorded(side):
             print(f"worldserve contract: {missing}", file=sys.stderr)
@@ -104,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(required=True, metavar="show|diff|probe|matrix|conform")
     show = commands.add_parser("show", help="print a contract as YAML, fingerprints first")
-    show.add_argument("target", help="HOST:PORT or YAML file")
+    show.add_argument("target", help="HOST:PORT, YAML file or directory of a data set")
     show.add_argument("--json", action="store_true", help="JSON instead of YAML")
     show.set_defaults(run=_show)
     diff = commands.add_parser("diff", help="print the fields in which two interfaces differ")

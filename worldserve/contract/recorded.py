@@ -131,6 +131,12 @@ def compare(first: Contract | PartialInterface, second: Contract | PartialInterf
     return found
 
 
+def named_by_both(first: Contract | PartialInterface, second: Contract | PartialInterface) -> str:
+    """The interface fingerprint that both record; "" where one of them records none, or they differ."""
+    prints = {_fingerprint(side) for side in (first, second)}
+    return prints.pop() if len(prints) == 1 else ""
+
+
 def unrecorded(side: Contract | PartialInterface) -> str:
     """What must be said of a comparison with this side; "" where it records its whole interface."""
     if isinstance(side, Contract) or side.whole(()) is not None:

@@ -23,6 +23,7 @@ from worldserve.messages import (
     StepItem,
     StepReply,
 )
+from worldserve.wire.options import INLINE_FRAME_BYTES
 
 
 class _Plain:
@@ -35,7 +36,24 @@ class _Plain:
         return EnvironmentClient.reset(self._client, items)
 
     def step(self, items: Sequence[StepItem]) -> list[StepReply | ItemError]:
-        return EnvironmentClient.step(self._client, items)
+        """Frames come with the reply, whatever their size: what fits no message is streamed."""
+        observation = self._client.interface.observation
+        most = INLINE_FRAME_BYTES // (observation.height * observation.width * 3)
+        sent = [
+            replace(item, frames=replace(item.frames, stream=True))
+            if len(item.frames.frame_indices(0, len(item.actions))) > max(1, most)
+            else item
+            for item in items
+        ]
+        return [
+            self._with_frames(reply) if isinstance(reply, StepReply) and item.frames.stream else reply
+            for item, reply in zip(sent, EnvironmentClient.step(self._client, sent), strict=True)
+        ]
+
+    def _with_frames(self, reply: StepReply) -> StepReply:
+        read = list(EnvironmentClient.read_frames(self._client, reply.episode_id, reply.committed_chunk_index))
+        indices = np.array([index for index, _ in read], np.int32)
+        return replace(reply, frames=np.stack([frame for _, frame in read]), frame_indices=indices)
 
     def close_episodes(self, episode_ids: Sequence[str]) -> int:
         return EnvironmentClient.close_episodes(self._client, episode_ids)

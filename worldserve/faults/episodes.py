@@ -99,13 +99,13 @@ class SeedIgnored(Layer):
 
     def reset(self, items: Sequence[ResetItem]) -> list[ResetReply | ItemError]:
         """Opens episodes with one noise."""
-        replies = self.inner.reset([replace(item, seed=self.seed_for(items)) for item in items])
+        replies = self.inner.reset([replace(item, seed=self.seed_for(item, items)) for item in items])
         return [
             r if isinstance(r, ItemError) else replace(r, seed=item.seed)
             for item, r in zip(items, replies, strict=True)
         ]
 
-    def seed_for(self, items: Sequence[ResetItem]) -> int:
+    def seed_for(self, item: ResetItem, items: Sequence[ResetItem]) -> int:
         """The seed that is used."""
         return 0
 
@@ -113,9 +113,19 @@ class SeedIgnored(Layer):
 class NoiseShared(SeedIgnored):
     """All episodes of one Reset get the noise of its first."""
 
-    def seed_for(self, items: Sequence[ResetItem]) -> int:
-        """The first item's seed."""
-        return items[0].seed
+    def __init__(self, inner: Calls, interface: Interface) -> None:
+        super().__init__(inner, interface)
+        self._used: dict[str, int] = {}
+
+    def seed_for(self, item: ResetItem, items: Sequence[ResetItem]) -> int:
+        """The first item's seed; a Reset that is repeated, with others or alone, keeps what it got."""
+        return self._used.setdefault(item.episode_id, items[0].seed)
+
+    def close_episodes(self, episode_ids: Sequence[str]) -> int:
+        """Frees episodes."""
+        for name in episode_ids:
+            self._used.pop(name, None)
+        return self.inner.close_episodes(episode_ids)
 
 
 class EarlyEnd(Layer):

@@ -30,7 +30,10 @@ class Calls(Protocol):
 
 
 class Layer:
-    """Passes everything through; a fault overrides what it distorts. A repeated call must give what the first gave."""
+    """Passes everything through; a fault overrides what it distorts.
+
+    A repeated call must give what the first gave, but where that is the fault (`EpisodesLeak`).
+    """
 
     def __init__(self, inner: Calls, interface: Interface) -> None:
         self.inner, self.interface = inner, interface
@@ -110,11 +113,12 @@ class ActionLayer(Layer):
         executed = execute(item.actions, self.target_before(item), self.interface.action)
         self._targets[item.episode_id][item.chunk_index + 1] = executed.actions[-1].copy()
         self._given[item.episode_id][item.chunk_index + 1] = item.actions[-1].copy()
+        measured = self.interface.observation.proprioception == "measured"
         return replace(
             reply,
             executed_actions=executed.actions,
             clipped_count=executed.clipped_count,
-            proprioception=executed.actions[-1].copy(),
+            proprioception=reply.proprioception if measured else executed.actions[-1].copy(),
         )
 
     def close_episodes(self, episode_ids: Sequence[str]) -> int:

@@ -161,6 +161,12 @@ def run_probe(arguments: argparse.Namespace) -> int:
     with open_client(arguments.target, faults, interface=contract.interface) as client:
         report = probe(client, question, plan, _progress())
     if arguments.record is not None and plan is not None:
+        success = report.run.traces.get("success")
+        if success is None or (success.last is not None and success.last.success is False):
+            raise ValueError(
+                f"success: expected actions that succeed from {plan.success_state}; {arguments.target} says that they "
+                "do not. Nothing was written: record on a target where they do, or give others as --success."
+            )
         record(report, plan).save(arguments.record)
         print(f"{arguments.record}: reference of {arguments.target}, {fingerprint(contract.interface)}")
         return 0
@@ -208,8 +214,8 @@ def run_conformance(arguments: argparse.Namespace) -> int:
         [
             "-p", "worldserve.conformance.plugin", "-p", "no:cacheprovider", "--pyargs", "worldserve.conformance",
             "--import-mode=importlib", "--rootdir", str(Path(__file__).parents[1]), "-c", "/dev/null",
-            "--target", arguments.target, "--state", question.state, "--other-state", question.other_state,
-            "--target-timeout", str(arguments.timeout), *arguments.pytest_arguments,
+            "--worldserve-target", arguments.target, "--worldserve-states", question.state, question.other_state,
+            "--worldserve-timeout", str(arguments.timeout), *arguments.pytest_arguments,
         ]
     )  # fmt: skip
     return {0: 0, 1: 1}.get(int(status), 2)
@@ -220,6 +226,8 @@ def run_matrix(arguments: argparse.Namespace) -> int:
     from worldserve.probing.matrix import Matrix, fill, questions, table
 
     faults = check_faults(arguments.fault) or tuple(FAULTS)
+    if arguments.clean < 1:
+        raise ValueError(f"clean: expected at least 1 clean run, which faults are compared with; got {arguments.clean}")
 
     def told(what: str, report: Report) -> None:
         print(f"{what or 'clean run'}: {', '.join(report.failed) or 'nothing failed'}", file=sys.stderr, flush=True)
@@ -243,7 +251,7 @@ def run_matrix(arguments: argparse.Namespace) -> int:
             )
         known = known_frames(arguments.initial_states)
         states = [reference.state, *(name for name in known if name != reference.state)]
-        asked = questions(states[: max(2, arguments.clean + 1)], known, max(1, arguments.clean))
+        asked = questions(states[: arguments.clean + 1], known, arguments.clean)
         matrices.append(fill(name, target, reference, asked, faults, arguments.out, told))
     for matrix in matrices:
         print(table(matrix), end="")

@@ -8,15 +8,24 @@ import numpy as np
 
 from worldserve.probing.finding import Finding, found, not_applicable
 from worldserve.probing.pictures import CLEARLY, SAME
-from worldserve.probing.run import Run, Trace
+from worldserve.probing.run import Frame, Run, Trace
 
 
 def _same_state(run: Run) -> list[Trace]:
     return [trace for trace in run.traces.values() if trace.item.initial_state_id == run.question.state]
 
 
+def _gap(first: Frame, second: Frame) -> float:
+    return float(np.abs(first.astype(np.int16) - second.astype(np.int16)).mean())
+
+
 def _difference(first: Trace, second: Trace) -> float:
-    return float(np.abs(first.opened.frame.astype(np.int16) - second.opened.frame.astype(np.int16)).mean())
+    return _gap(first.opened.frame, second.opened.frame)
+
+
+def _end(trace: Trace) -> tuple[tuple[str, Frame], ...]:
+    """Its last picture."""
+    return ((f"end of {trace.name!r}", trace.frames[max(trace.frames)]),) if trace.frames else ()
 
 
 def reset_state(run: Run) -> Finding:
@@ -31,24 +40,32 @@ def reset_state(run: Run) -> Finding:
         f"Reset reports the last command of the episode before (first seen in {worst!r}), not the initial state."
         if fault else "",
         {"largest_gap": gaps[worst], "resets": len(gaps) + 1},
+        (("first reset", first.opened.frame), (f"reset of {worst!r}", run.traces[worst].opened.frame)),
     )  # fmt: skip
 
 
 def reset_image(run: Run) -> Finding:
     """Does Reset show the new scene?"""
     first, *later = _same_state(run)
-    before = dict(zip([t.name for t in list(run.traces.values())[1:]], list(run.traces.values())))
     gaps = {trace.name: _difference(first, trace) for trace in later}
     worst = max(later, key=lambda trace: gaps[trace.name])
     fault = gaps[worst.name] > 0
     strip = [("first reset", first.opened.frame), (f"reset of {worst.name!r}", worst.opened.frame)]
-    earlier = before.get(worst.name)
-    if earlier is not None and earlier.frames:
-        strip.append((f"end of {earlier.name!r}, just before", earlier.frames[max(earlier.frames)]))
+    ends = {t.name: t.frames[max(t.frames)] for t in run.traces.values() if t.frames and t is not worst}
+    nearest = min(ends, key=lambda name: _gap(worst.opened.frame, ends[name]), default=None)
+    echo = nearest is not None and _gap(worst.opened.frame, ends[nearest]) < CLEARLY * gaps[worst.name]
+    if nearest is not None and echo:
+        strip.append((f"end of {nearest!r}", ends[nearest]))
+    cause = (
+        f"Reset returns the last frame of an episode before ({nearest!r}, seen in {worst.name!r}), not frame 0."
+        if echo
+        else f"Frame 0 is not a function of the initial state (seen in {worst.name!r}): another scene, or a renderer "
+        "that is not reproducible."
+    )
     return Finding(
         "reset_image", reset_image.__doc__ or "", found(fault),
         f"{len(gaps) + 1} Resets of one initial state show frames up to {gaps[worst.name]:.2f} levels apart",
-        f"Reset returns the last frame of the episode before (seen in {worst.name!r}), not frame 0." if fault else "",
+        cause if fault else "",
         {"largest_gap_levels": gaps[worst.name], "resets": len(gaps) + 1}, tuple(strip),
     )  # fmt: skip
 
@@ -61,7 +78,7 @@ def second_reset(run: Run) -> Finding:
     unlike = None
     if known is not None and known.shape == other.opened.frame.shape:
         own, stale = (
-            float(np.abs(other.opened.frame.astype(np.int16) - frame.astype(np.int16)).mean())
+            _gap(other.opened.frame, frame)
             for frame in (known, run.question.known_frames.get(run.question.state, first.opened.frame))
         )
         unlike = own > SAME and stale < CLEARLY * own
@@ -95,8 +112,12 @@ def early_end(run: Run) -> Finding:
         "early_end", question, found(bool(early)),
         f"{len(early)} of {len(whole)} whole episodes did not end at action {run.script.limit}"
         + (f": {', '.join(f'{name!r} at {at}' for name, at in early.items())}" if early else ""),
-        "Episodes end at their first success: the object never gets the chance to fall, and failures look like "
-        "successes." if early else "",
+        (
+            "Episodes end at their first success: the object never gets the chance to fall, and failures look like "
+            "successes."
+            if min(early.values()) < run.script.limit else
+            "The limit is no end: no flag is set at it, and callers wait for an end that does not come."
+        ) if early else "",
         numbers,
         tuple((f"after action {at}", f) for at, f in success.frames.items() if at % 25 == 0) if success else (),
     )  # fmt: skip
@@ -114,8 +135,10 @@ def limit_flags(run: Run) -> Finding:
         "limit_flags", limit_flags.__doc__ or "", found(fault),
         f"at action {rule.limit_actions}: terminated {hold.terminated}, truncated {hold.truncated}, end_reason "
         f"{hold.end_reason!r}; the contract's limit is {rule.limit_is!r}",
-        "Values would be bootstrapped past an end, or cut where they go on: flags are exchanged." if fault else "",
+        "The flags at the limit are not the contract's (exchanged or unset): values would be bootstrapped past an end, "
+        "or cut where they go on." if fault else "",
         {"terminated": hold.terminated, "truncated": hold.truncated, "end_reason": hold.end_reason},
+        _end(run.traces["hold"]),
     )  # fmt: skip
 
 
@@ -131,10 +154,10 @@ def success_apart(run: Run) -> Finding:
     return Finding(
         "success_apart", success_apart.__doc__ or "", found(fault),
         f"an episode that did nothing ended with success {hold.success}; over {len(ends)} chunks success is {what}",
-        ("A world model has no ground truth: success must be unset." if world_model else "")
-        + " Whoever reaches the end is called a success: the flags are merged." if fault else "",
+        ("A world model has no ground truth: success must be unset. " if world_model else "")
+        + "Whoever reaches the end is called a success: the flags are merged." if fault else "",
         {"success_of_nothing": hold.success, "terminated": hold.terminated},
-        (("end of an episode that did nothing", run.traces["hold"].frames[max(run.traces["hold"].frames)]),),
+        _end(run.traces["hold"]),
     )  # fmt: skip
 
 
@@ -163,11 +186,13 @@ def reward_place(run: Run) -> Finding:
         f"not as judged: {', '.join(missing) or 'none'}",
         "The reward is placed at another action than the last: returns and advantages are wrong." if fault else "",
         {"at_last_action": placed, "elsewhere": len(misplaced), "not_as_judged": len(missing)},
+        _end(run.traces["success"]) if "success" in run.traces else (),
     )  # fmt: skip
 
 
+# A scene that stays shows a wrong frame, too: second_reset comes first.
 PROBES: tuple[Callable[[Run], Finding], ...] = (
-    reset_state, reset_image, second_reset, early_end, limit_flags, success_apart, reward_place,
+    reset_state, second_reset, reset_image, early_end, limit_flags, success_apart, reward_place,
 )  # fmt: skip
 
 

@@ -104,7 +104,10 @@ def row_of(fault: str, report: Report) -> dict[str, Any]:
 def questions(states: Sequence[str], known: Mapping[str, Frame], count: int, seed: int = 0) -> list[Question]:
     """`count` different ones: other pairs of states, other seeds."""
     if len(states) < 2:
-        raise ValueError(f"states: expected at least two initial states; got {list(states)}")
+        raise ValueError(
+            f"states: expected at least two initial states; got {list(states)}. Give the target's sealed sets as "
+            "--initial-states DIR."
+        )
     return [
         Question(
             first := states[number % len(states)],
@@ -125,7 +128,7 @@ def fill(
     out: Path,
     on_run: Callable[[str, Report], None] = lambda what, report: None,
 ) -> Matrix:
-    """Runs what `out` does not hold yet of this target (by its provenance): clean runs, then one run a fault.
+    """Runs what `out` does not hold yet of this target (by its contract): clean runs, then one run a fault.
 
     Args:
         name: of the target in the file. target: HOST:PORT.
@@ -139,7 +142,8 @@ def fill(
     with open_client(target) as client:
         contract = client.get_contract()
     stored = file["targets"].get(name, {})
-    same = stored.get("provenance") == fingerprint(contract.provenance)
+    now = (fingerprint(contract.interface), fingerprint(contract.provenance))
+    same = (stored.get("interface"), stored.get("provenance")) == now
     rows: dict[str, Mapping[str, Any]] = dict(stored["faults"]) if same else {}
     clean: list[Mapping[str, Any]] = list(stored["clean_runs"]) if same else []
     matrix = Matrix(name, contract, rows, clean)

@@ -17,6 +17,8 @@ SAME = 1.5
 CLEARLY = 0.6
 """Another reading of the picture must leave less than this share of the difference."""
 
+EXCHANGED = "red and blue exchanged"
+
 Frame = NDArray[np.uint8]
 
 
@@ -34,7 +36,8 @@ class Reading:
     @property
     def orientation(self) -> str:
         """The orientation that explains the reset frame best, "as stated" unless another one is clearly better."""
-        return _best({name: self.reset[name] for name in ORIENTATIONS})
+        reading = _geometry(_best(self.reset))
+        return reading if reading in ORIENTATIONS else "as stated"
 
 
 def _best(differences: dict[str, float]) -> str:
@@ -43,15 +46,22 @@ def _best(differences: dict[str, float]) -> str:
     return best if stated > SAME and differences[best] < CLEARLY * stated else "as stated"
 
 
+def _geometry(reading: str) -> str:
+    """A reading's name without its colours."""
+    return reading.removesuffix(EXCHANGED).removesuffix(", ") or "as stated"
+
+
 def read_pictures(run: Run) -> Reading | None:
     """Compares the first Reset's frame, and the first frame of an episode that holds still, with the known frame 0."""
     known = run.question.known_frames.get(run.question.state)
     hold = run.traces["hold"]
     if known is None or known.shape != hold.opened.frame.shape or not hold.frames:
         return None
-    readings = {name: known[part] for name, part in ORIENTATIONS.items()}
-    readings |= {"red and blue exchanged": _swapped(known)}
-    readings |= {f"zoomed by {factor:g}": zoomed(known, factor) for factor in (0.8, 0.9, 1.1, 1.25, 1.5, 2.0)}
+    turned = {name: known[part] for name, part in ORIENTATIONS.items()}
+    turned |= {f"zoomed by {factor:g}": zoomed(known, factor) for factor in (0.8, 0.9, 1.1, 1.25, 1.5, 2.0)}
+    readings = turned | {
+        EXCHANGED if name == "as stated" else f"{name}, {EXCHANGED}": _swapped(frame) for name, frame in turned.items()
+    }
     first = hold.frames[min(hold.frames)]
     return Reading(
         {name: _difference(hold.opened.frame, reading) for name, reading in readings.items()},
@@ -85,14 +95,14 @@ def inspect(run: Run, reading: Reading | None) -> list[Finding]:
         for reading_name, value in table.items()
         if reading_name in ("as stated", worst[name])
     }
-    swapped = "red and blue exchanged" in worst.values()
-    other = next((name for name in worst.values() if name not in ("as stated", "red and blue exchanged")), "")
+    swapped = any(name.endswith(EXCHANGED) for name in worst.values())
+    other = next((seen for name in worst.values() if (seen := _geometry(name)) != "as stated"), "")
     unlike = reading.reset["as stated"] > SAME and not swapped and not other
     figures = f"reset frame and known frame 0 differ by {reading.reset['as stated']:.2f} levels of 255"
     return [
         Finding(
             "colours", colours, found(swapped),
-            f"{figures}; with red and blue exchanged by {reading.reset['red and blue exchanged']:.2f}",
+            f"{figures}; with red and blue exchanged by {reading.reset[EXCHANGED]:.2f}",
             "The channels' order is exchanged (BGR for RGB) between renderer and reply." if swapped else "",
             numbers, strip,
         ),

@@ -65,10 +65,10 @@ def probe(
     motion = measure(run, orientation)
     known = reference.motion if reference is not None else None
     findings = [
+        *pictures.inspect(run, reading),  # first: what is read from a picture that is not whole is read wrongly
         *wiring.inspect(run, motion, known),
         *lifecycle.inspect(run),
         *separation.inspect(run, motion, known),
-        *pictures.inspect(run, reading),
     ]
     return Report(run, tuple(findings), motion)
 

@@ -11,9 +11,18 @@ from numpy.typing import NDArray
 
 from worldserve.client import EnvironmentClient
 from worldserve.contract import Contract
-from worldserve.messages import FrameSelection, ResetItem, ResetReply, StepItem, StepReply, raise_for_errors
+from worldserve.messages import (
+    FrameSelection,
+    ItemFailedError,
+    ResetItem,
+    ResetReply,
+    StepItem,
+    StepReply,
+    raise_for_errors,
+)
 from worldserve.probing.reference import Reference
-from worldserve.probing.script import HOME_AT, Script, default_path
+from worldserve.probing.script import HOME_AT, STRIDE, Script, default_path
+from worldserve.wire.options import INLINE_FRAME_BYTES
 
 Frame = NDArray[np.uint8]
 
@@ -129,14 +138,14 @@ class Prober:
         traces = {"hold": self._episode("hold", script.hold(), first)}
         for number, (_, actions) in enumerate(sweeps):
             traces[f"sweep {number}"] = self._whole(f"sweep {number}", asked.state, actions, asked.seed)
-        last_chunk = min(HOME_AT, script.limit - interface.timing.chunk_actions)
-        traces["excursion"] = self._whole("excursion", asked.state, script.excursion(), asked.seed, last_chunk)
+        traces["excursion"] = self._whole("excursion", asked.state, script.excursion(), asked.seed, HOME_AT)
         [other] = self._reset([ResetItem(self._name(), asked.other_state, asked.seed)])
         traces["other state"] = Trace("other state", self._asked[other.episode_id], other, script.hold())
         self._close([other.episode_id])
-        if self._reference is not None:
+        opened = self._open_success()
+        if self._reference is not None and opened is not None:
             state, actions = self._reference.success_state, self._reference.success_actions
-            traces["success"] = self._whole("success", state, actions, asked.seed)
+            traces["success"] = self._episode("success", actions, opened)
             late = actions.copy()
             late[: script.limit // 2] = script.home
             traces["late start"] = self._whole("late start", state, late, asked.seed)
@@ -197,7 +206,7 @@ class Prober:
         trace = Trace(name, self._asked[opened.episode_id], opened, actions)
         size = self._size(trace)
         for index in range(len(actions) // size):
-            self._chunk([trace], index, every_after is not None and index * size >= every_after)
+            self._chunk([trace], index, every_after is not None and (index + 1) * size > every_after)
             if trace.ended:
                 break
         self._close([opened.episode_id])
@@ -208,19 +217,21 @@ class Prober:
 
     def _chunk(self, traces: Sequence[Trace], index: int, every: bool = False) -> None:
         size = self._size(traces[0])
-        stride = 1 if every or size % 5 else 5
+        stride, observation = 1 if every or size % STRIDE else STRIDE, self._client.interface.observation
+        stream = size // stride * observation.height * observation.width * 3 * len(traces) > INLINE_FRAME_BYTES
         items = [
             StepItem(
                 trace.item.episode_id,
                 index,
                 np.ascontiguousarray(trace.actions[index * size : (index + 1) * size]),
-                FrameSelection.every(stride),
+                FrameSelection.every(stride, stream=stream),
             )
             for trace in traces
         ]
         for trace, reply in zip(traces, raise_for_errors(self._client.step(items)), strict=True):
             trace.replies.append(reply)
-            trace.frames |= {int(at): frame for at, frame in zip(reply.frame_indices, reply.frames, strict=True)}
+            inline = zip((int(at) for at in reply.frame_indices), reply.frames, strict=True)
+            trace.frames |= dict(self._client.read_frames(reply.episode_id, index) if stream else inline)
         self._on_progress(len(traces), self._total)
 
     def _reset(self, items: Sequence[ResetItem]) -> list[ResetReply]:
@@ -229,6 +240,18 @@ class Prober:
         # By the name in the reply: what was asked for stands beside what came, whatever the reply says.
         self._asked |= {reply.episode_id: item for item, reply in zip(items, replies, strict=True)}
         return replies
+
+    def _open_success(self) -> ResetReply | None:
+        """The Reset of the reference's episode that succeeds; None where the target has no such initial state."""
+        if self._reference is None:
+            return None
+        try:
+            [opened] = self._reset([ResetItem(self._name(), self._reference.success_state, self._question.seed)])
+        except ItemFailedError as error:
+            if error.errors[0].reason == "INITIAL_STATE_UNKNOWN":
+                return None
+            raise
+        return opened
 
     def _close(self, names: Sequence[str]) -> None:
         self._client.close_episodes(names)

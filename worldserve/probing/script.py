@@ -14,7 +14,7 @@ Actions = NDArray[np.float32]
 SLOT = 25
 """Actions in which one number of the action goes up, down and back."""
 STRIDE = 5
-"""Every how many-th frame is asked for."""
+"""Every how many-th frame is asked for, where chunks end with one of them; every frame otherwise."""
 SWEEP_RAD = 0.6
 UP_AT, DOWN_AT = 10, 20
 LEVELS = (0.25, 0.5, 0.75)
@@ -50,11 +50,6 @@ class Script:
     def limit(self) -> int:
         """Actions of an episode."""
         return self.interface.termination.limit_actions
-
-    @property
-    def stride(self) -> int:
-        """Every how many-th frame is asked for; chunks end with one of them."""
-        return STRIDE if self.interface.timing.chunk_actions % STRIDE == 0 else 1
 
     def hold(self) -> Actions:
         """The whole episode at home, float32 (limit, dimensions)."""

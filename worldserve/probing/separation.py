@@ -31,14 +31,15 @@ def _strip(first: Trace, second: Trace) -> tuple[tuple[str, NDArray[np.uint8]], 
 
 
 def isolation(run: Run) -> Finding:
-    """Is an episode the same while another one is open?"""
+    """Is an episode the same again, while another one is open?"""
     alone, again = run.traces["sweep 0"], run.traces["again"]
     gap, count = _compare(alone, again)
     fault = gap != 0
     return Finding(
         "isolation", isolation.__doc__ or "", found(fault),
         f"{count} frames of one episode, alone and beside another that steps in between, differ by {gap:.3g} levels",
-        "Something of one episode reaches another: shared buffers, caches or history." if fault else "",
+        "Something of one episode reaches another (shared buffers, caches or history), or noise is drawn without the "
+        "seed, so that no episode can be repeated." if fault else "",
         {"difference_levels": gap, "frames": count}, _strip(alone, again),
     )  # fmt: skip
 
@@ -83,12 +84,16 @@ def shared_noise(run: Run) -> Finding:
     first, other = run.traces["in a batch"], run.traces["other seed in the batch"]
     gap, count = _compare(first, other)
     apart, _ = _compare(run.traces["other seed"], other)
-    fault = gap == 0
+    # What differs in a batch or beside another episode for the first one, too, is found by `batch` and `isolation`.
+    stable = all(_compare(run.traces["sweep 0"], run.traces[name])[0] == 0 for name in ("again", "in a batch"))
+    fault = gap == 0 or (stable and apart != 0)
     return Finding(
         "shared_noise", question, found(fault),
         f"{count} frames of two episodes of one batch with other seeds differ by {gap:.3g} levels; the second differs "
         f"from itself alone by {apart:.3g}",
-        "One noise is drawn for the whole batch: episodes that should differ are copies." if fault else "",
+        "One noise is drawn for the whole batch: episodes that should differ are copies." if gap == 0
+        else "The whole batch draws from the noise of its first episode: another place in the batch, another outcome."
+        if fault else "",
         {"difference_levels": gap, "difference_from_alone_levels": apart, "frames": count}, _strip(first, other),
     )  # fmt: skip
 

@@ -32,6 +32,7 @@ MODEL_MOVES_ON = 1.2
 CLEARER = 0.85
 """Another lag must leave less than this share of the error at no lag."""
 STALE_SHARE = 0.5
+NO_FRAMES = "the target's episodes are too short, or ended too early, for this measurement"
 LAGS = (-3, -2, -1, 0, 1, 2, 3)
 
 
@@ -160,7 +161,11 @@ def arms(wiring: Wiring) -> Finding:
     order = wiring.exchanged
     if order is None:
         return not_applicable(probe, question, "the interface has not two arms of as many dimensions")
+    if not wiring.joints:
+        return not_applicable(probe, question, "the interface has no joint")
     own, other = wiring.agreement(wiring.joints), wiring.agreement(wiring.joints, order)
+    if max(own, other) < MARGIN:
+        return not_applicable(probe, question, "the motion is like neither arm's; see the other probes")
     return Finding(
         probe, question, found(wiring.arms_are_exchanged),
         f"the motion is {own:.2f} like that of the arm told to move, {other:.2f} like that of the other",
@@ -174,6 +179,8 @@ def arms(wiring: Wiring) -> Finding:
 def joint_order(wiring: Wiring) -> Finding:
     """Does each joint that is told to move, move?"""
     probe, question = "joint_order", "Does each joint that is told to move, move?"
+    if not wiring.joints:
+        return not_applicable(probe, question, "the interface has no joint")
     if not wiring.moves:
         return not_applicable(probe, question, "too little moves to tell joints apart; see the probe units")
     best, explained = wiring.best_order
@@ -216,7 +223,11 @@ def gripper_sense(wiring: Wiring) -> Finding:
 def units(wiring: Wiring) -> Finding:
     """Does a joint move as far as it is told?"""
     probe, question = "units", "Does a joint move as far as it is told?"
+    if not wiring.joints:
+        return not_applicable(probe, question, "the interface has no joint")
     share = float(np.median(wiring.strength[wiring.joints]))
+    if np.isnan(share):
+        return not_applicable(probe, question, NO_FRAMES)
     fault = not FAINT < share < 1 / FAINT
     return Finding(
         probe, question, found(fault), f"the joints' motion is {share:.3f} times the reference's",
@@ -228,6 +239,8 @@ def units(wiring: Wiring) -> Finding:
 def action_space(wiring: Wiring) -> Finding:
     """Are the numbers joint targets at all?"""
     probe, question = "action_space", "Are the numbers what the contract's action space says?"
+    if not wiring.joints:
+        return not_applicable(probe, question, "the interface has no joint")
     own = wiring.agreement(wiring.joints)
     explained = max(wiring.best_order[1], own)
     restless = wiring.unrest > RESTLESS
@@ -280,6 +293,8 @@ def delta(wiring: Wiring) -> Finding:
         f"{SETTLED_AT}-{SLOT}": size(wiring.motion.settled[1] - wiring.motion.settled[0]) / known,
         f"{len(LEVELS) * SLOT}-{HOLD_UNTIL}": size(wiring.motion.levels[3] - wiring.motion.levels[2]) / known,
     }
+    if np.isnan(list(pairs.values())).any():
+        return not_applicable(probe, question, NO_FRAMES)
     worst = max(pairs.values())
     fault = worst > (MODEL_MOVES_ON if wiring.in_world_model else MOVES_ON)
     return Finding(
@@ -295,7 +310,7 @@ def timing(wiring: Wiring) -> Finding:
     """Does frame k show the world after action k?"""
     probe, question = "timing", "Does frame k show the world after action k?"
     if np.isnan(wiring.motion.onset).any() or np.isnan(wiring.reference.onset).any():
-        return not_applicable(probe, question, "the target's episodes are too short for this measurement")
+        return not_applicable(probe, question, NO_FRAMES)
     if size(wiring.motion.onset) < FAINT * size(wiring.reference.onset):
         return not_applicable(probe, question, "too little moves; see the other probes")
     most = max(LAGS)
@@ -307,10 +322,10 @@ def timing(wiring: Wiring) -> Finding:
         why = "the target does not draw this motion as the reference does, so that no lag can be read from it"
         return not_applicable(probe, question, why)
     fault = best != 0
-    late = "late" if best > 0 else "early"
+    late = f"frame{'s' if abs(best) > 1 else ''} {'late' if best > 0 else 'early'}"
     return Finding(
         probe, question, found(fault),
-        f"the motion fits the reference best {abs(best)} frames {late}" if fault else "the motion fits frame by frame",
+        f"the motion fits the reference best {abs(best)} {late}" if fault else "the motion fits frame by frame",
         "Frames and actions are offset: frame k must show the world after action k, counting from 1." if fault else "",
         {"lag_frames": best, **{f"error_lag_{lag}": value for lag, value in errors.items()}},
         wiring.excursion_strip(range(HOME_AT + 9, HOME_AT + 17)),
@@ -323,6 +338,8 @@ def silent_hold(wiring: Wiring) -> Finding:
     if wiring.nearest_level(len(LEVELS) - 1) == 0.0:
         return not_applicable(probe, question, "the arm never left; see the other probes")
     there, back = wiring.motion.levels[3], wiring.motion.levels[4]
+    if np.isnan(there).any() or np.isnan(back).any():
+        return not_applicable(probe, question, NO_FRAMES)
     stayed = size(back - there) / max(size(there), 1e-9)
     fault = stayed < STALE_SHARE
     return Finding(
@@ -333,8 +350,9 @@ def silent_hold(wiring: Wiring) -> Finding:
     )  # fmt: skip
 
 
+# In the order in which they explain each other: poses read as joints move too little, sums move like no joint.
 PROBES: tuple[Callable[[Wiring], Finding], ...] = (
-    arms, joint_order, gripper_sense, action_space, units, normalisation, delta, timing, silent_hold,
+    arms, joint_order, gripper_sense, delta, action_space, units, normalisation, timing, silent_hold,
 )  # fmt: skip
 QUESTIONS = {probe.__name__: (probe.__doc__ or "").partition("\n")[0] for probe in PROBES}
 

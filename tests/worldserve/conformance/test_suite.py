@@ -20,7 +20,7 @@ def suite(address: str, *more: str, states: tuple[str, str] = ("probe/state/0000
     command = [
         sys.executable, "-m", "pytest", "-p", "worldserve.conformance.plugin", "-p", "no:cacheprovider", "-q",
         "-c", os.devnull, "--rootdir", str(ROOT / "worldserve"), "--import-mode=importlib", "--pyargs",
-        "worldserve.conformance", "--target", address, "--state", states[0], "--other-state", states[1], *more,
+        "worldserve.conformance", "--worldserve-target", address, "--worldserve-states", *states, *more,
     ]  # fmt: skip
     # Where worldserve is installed, its entry point has loaded the plugin already.
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -44,7 +44,7 @@ def test_a_server_of_the_protocol_passes(kind: str) -> None:
 def test_a_server_that_ends_episodes_otherwise_than_it_says_fails() -> None:
     running = start_environment_server(ProbeWorld(), None, ServerSettings())
     try:
-        said = suite(running.address, "--target-fault", "limit_flags", "-k", "limit")
+        said = suite(running.address, "--worldserve-fault", "limit_flags", "-k", "limit")
     finally:
         running.stop(0)
     assert "exit status 1" in said, said

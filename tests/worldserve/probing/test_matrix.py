@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from worldserve.contract import adjust_bottle
 from worldserve.faults import FAULTS, open_client
+from worldserve.messages import BackendChunk, BackendStep, ItemError
 from worldserve.probing.matrix import EXPECTED, fill, questions, table, visible
 from worldserve.probing.probe import Report, probe
 from worldserve.probing.run import Question
 from worldserve.probing.small import STATES, SmallServers
-from worldserve.probing.world import probe_world_interface
+from worldserve.probing.world import ProbeWorld, probe_world_interface
+from worldserve.serving import ServerSettings, start_environment_server
 
 
 def probed(small: SmallServers, kind: str, *faults: str, question: Question | None = None) -> Report:
@@ -63,6 +67,48 @@ def test_faults_combine(small: SmallServers) -> None:
     report = probed(small, "simulator", "arms_swapped", "reset_echo_state", "limit_flags")
     assert {"arms", "reset_state", "limit_flags"} <= set(report.failed)
     assert not report["joint_order"].failed
+
+
+def test_faults_of_the_picture_combine(small: SmallServers) -> None:
+    report = probed(small, "simulator", "colours_swapped", "image_flipped")
+    assert report.failed == ("colours", "image_geometry")
+    assert "mirrored" in report["image_geometry"].cause
+
+
+@pytest.mark.parametrize("fault", ["stale_reset", "image_scaled", "delta_actions", "action_space"])
+def test_the_first_failure_is_the_cause(small: SmallServers, fault: str) -> None:
+    assert probed(small, "simulator", fault).failed[0] == EXPECTED[fault]
+
+
+class BatchNoise(ProbeWorld):
+    """A batch draws from one noise, each episode at its own place: no two are copies, and none is what it is alone."""
+
+    def step(self, items: Sequence[BackendStep]) -> list[BackendChunk | ItemError]:
+        first = self._episodes[items[0].episode_id].item.seed
+        for place, item in enumerate(items):
+            episode = self._episodes[item.episode_id]
+            episode.item = dataclasses.replace(episode.item, seed=first + 1000 * place)
+        return super().step(items)
+
+
+def test_noise_that_depends_on_the_place_in_the_batch_is_found(small: SmallServers) -> None:
+    running = start_environment_server(BatchNoise("world_model"), None, ServerSettings())
+    try:
+        with open_client(running.address, interface=probe_world_interface()) as client:
+            report = probe(client, questions(STATES, small.known_frames, 1)[0], small.reference)
+    finally:
+        running.stop(0)
+    assert report.failed == ("shared_noise",)
+    assert "another place in the batch" in report["shared_noise"].cause
+
+
+def test_a_target_without_the_references_state_is_probed_all_the_same(small: SmallServers) -> None:
+    reference = dataclasses.replace(small.reference, success_state="another/set/0000")
+    with open_client(small.simulator, interface=probe_world_interface()) as client:
+        report = probe(client, questions(STATES, small.known_frames, 1)[0], reference)
+    assert report.failed == ()
+    assert report["history"].verdict.value == "not applicable"
+    assert report["arms"].verdict.value == "pass"
 
 
 def test_without_a_reference_the_wiring_is_not_asked_and_the_rest_is(small: SmallServers) -> None:
