@@ -196,7 +196,7 @@ class _Source:
     def _table(self, entry: _Entry) -> Any:
         if not entry.table.is_file():
             raise FileNotFoundError(f"{entry.table}: the rows of episode {entry.number} are not there")
-        columns = ["observation.state", "action", *([] if self.is_video else [self.camera])]
+        columns = ["observation.state", "action", *([] if self.is_video or self.camera is None else [self.camera])]
         missing = sorted(set(columns) - set(self.info["features"]))
         if missing:
             raise ValueError(f"{self.root}: expected features {', '.join(columns)}; {', '.join(missing)} is not there")
