@@ -85,6 +85,9 @@ class FidelityConfig:
     """At most so many episodes recorded as failures, the first ones (0: all)."""
     successes: int = 0
     """At most so many episodes recorded as successes, the first ones (0: all)."""
+    states: int = 0
+    """Only episodes of the first so many initial states that appear, all their episodes in `data` (0: of all): for
+    `worldserve forks`, which needs states with several rollouts."""
     batch: int = 8
     """Episodes open at once in each target; twice as many are held in memory (7 MB each and side at 96x128)."""
     videos: int = 40
@@ -101,12 +104,9 @@ class FidelityConfig:
     def __post_init__(self) -> None:
         if not self.data:
             raise ValueError("data: expected at least one directory of recorded episodes; got none")
-        if min(self.first, self.episodes, self.failures, self.successes, self.videos, self.bootstrap_seed) < 0:
-            raise ValueError(
-                "first, episodes, failures, successes, videos, bootstrap_seed: expected at least 0; got "
-                f"{self.first}, {self.episodes}, {self.failures}, {self.successes}, {self.videos}, "
-                f"{self.bootstrap_seed}"
-            )
+        for name in ("first", "episodes", "failures", "successes", "states", "videos", "bootstrap_seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected at least 0; got {getattr(self, name)}")
         if self.batch < 1:
             raise ValueError(f"batch: expected at least 1; got {self.batch}")
         if not self.consecutive or min(self.consecutive) < 1 or len(set(self.consecutive)) != len(self.consecutive):
@@ -120,10 +120,16 @@ class FidelityConfig:
 def choose(infos: Sequence[EpisodeInfo], config: FidelityConfig) -> list[int]:
     """Positions of the episodes to replay, in order."""
     room = {False: config.failures or math.inf, True: config.successes or math.inf, None: math.inf}
+    later = infos[config.first :]
+    states = set(list(dict.fromkeys(info.initial_state_id for info in later))[: config.states or None])
     chosen: list[int] = []
-    for index in range(config.first, len(infos)):
-        outcome = infos[index].success
-        if room[outcome] > 0 and (not config.episodes or len(chosen) < config.episodes):
+    for index, info in enumerate(later, start=config.first):
+        outcome = info.success
+        if (
+            info.initial_state_id in states
+            and room[outcome] > 0
+            and (not config.episodes or len(chosen) < config.episodes)
+        ):
             room[outcome] -= 1
             chosen.append(index)
     if not chosen:

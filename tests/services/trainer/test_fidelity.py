@@ -321,6 +321,9 @@ def test_ctrl_c_frees_the_episodes_and_the_same_command_goes_on(
         ({"failures": 1}, [0, 1, 4, 5]),
         ({"failures": 2, "successes": 1}, [0, 1, 2]),
         ({"successes": 1, "episodes": 3}, [0, 1, 2]),
+        ({"states": 2}, [0, 1, 2, 3, 4]),
+        ({"states": 2, "first": 3}, [3, 4, 5]),
+        ({"states": 1, "failures": 1}, [0, 1]),
     ],
 )
 def test_which_episodes_are_replayed(data: Path, changes: dict[str, int], expected: list[int]) -> None:
