@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes weights/bwm-mini from nothing but the repository: data, codec, base, fine-tuning, export.
 #
-#   scripts/train_bwm_mini.sh            # about 6 CPU-hours on one thread a command; the same call goes on where it was
+#   scripts/train_bwm_mini.sh            # a few CPU-hours; the same call goes on where it was
 #   scripts/train_bwm_mini.sh --plan     # only shows the commands
 #   SEED=1 scripts/train_bwm_mini.sh     # another seed of the fine-tuning
 #
