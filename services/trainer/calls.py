@@ -73,6 +73,8 @@ def resumable(command: str, work: Callable[[], int], how_to_go_on: Callable[[], 
     except ItemFailedError as error:
         print(f"worldserve {command}: {brief(error)} {how_to_go_on()}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # the reader of the output went away, which worldserve.cli handles
+        raise
     except WrongServiceError as error:  # a ConnectionError that does not pass
         print(f"worldserve {command}: {error}", file=sys.stderr)
         return 1

@@ -234,6 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("worldserve study: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of the output went away, which worldserve.cli handles
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         print(f"worldserve study: {error}", file=sys.stderr)
         return 1
