@@ -168,12 +168,15 @@ class FlowPolicy(nn.Module):
 
     def _prefix_value(self, prefix: Prefix) -> Tensor:
         hidden = prefix.hidden.detach() if self.config.value_detached else prefix.hidden
-        hidden = hidden.to(self.state_mean.dtype)
-        weight = prefix.valid[..., None].to(hidden.dtype)
-        features = (hidden * weight).sum(1) / weight.sum(1)
-        if self.config.value_input == "prefix_tokens":
-            features = torch.cat([features, hidden[:, self.config.image_tokens]], dim=-1)
+        features = self._prefix_features(hidden, prefix.valid, self.config.value_input == "prefix_tokens")
         return self.value_head(features)[:, 0]
+
+    def _prefix_features(self, hidden: Tensor, valid: Tensor, with_state_token: bool) -> Tensor:
+        """Mean of the valid tokens (B, width); with the token of the state beside it (B, 2 width)."""
+        hidden = hidden.to(self.state_mean.dtype)
+        weight = valid[..., None].to(hidden.dtype)
+        features = (hidden * weight).sum(1) / weight.sum(1)
+        return torch.cat([features, hidden[:, self.config.image_tokens]], dim=-1) if with_state_token else features
 
     def _expert_value(self, tokens: Tensor) -> Tensor:
         features = tokens.mean(1)
@@ -332,6 +335,24 @@ class FlowPolicy(nn.Module):
                 )
             return self.evaluate_sample(observation, sample, prefix).values
         return self._prefix_value(self.encode(observation) if prefix is None else prefix)
+
+    @torch.no_grad()
+    def critic_inputs(self, observation: PolicyObservation, generators: Sequence[torch.Generator]) -> dict[str, Tensor]:
+        """What the critic reads under each `value_input`, (B, width), whichever this policy's own critic does.
+
+        "expert" is the mean over all denoise steps, from the initial noise that `generators` (B, on the CPU) give, as
+        in `act` with mode "mean".
+        """
+        prefix = self.encode(observation)
+        x, _, _ = self._draw(generators, "mean")
+        read = []
+        for time in self._times():
+            velocity, tokens = self._denoise(x, time.expand(len(x)), prefix)
+            read.append(tokens.mean(1))
+            x = x - velocity / self.config.denoise_steps
+        tokens_too = (("prefix", False), ("prefix_tokens", True))
+        found = {name: self._prefix_features(prefix.hidden, prefix.valid, more) for name, more in tokens_too}
+        return {**found, "expert": torch.stack(read).mean(0)}
 
     def flow_matching_errors(
         self,
