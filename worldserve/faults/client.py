@@ -131,7 +131,7 @@ class FaultyClient(EnvironmentClient):
         shape = item.actions.shape
         if len(shape) != 2 or shape[1] != width or shape[0] % size or not 0 < shape[0] <= limit:
             return ItemError(
-                "INVALID_ARGUMENT", "WRONG_SHAPE", "actions", f"shape ({size}, {2 * size}, .. {limit}; {width})",
+                "INVALID_ARGUMENT", "WRONG_SHAPE", "actions", f"({size}, {2 * size}, .. {limit}; {width})",
                 str(shape), "Send whole chunks, at most an episode.",
             )  # fmt: skip
         digest, reward, clipped = hashlib.sha256(), 0.0, 0

@@ -229,6 +229,8 @@ def timing(wiring: Wiring) -> Finding:
             {"lag_frames": best, **{f"error_lag_{lag}": value for lag, value in errors.items()}},
             wiring.excursion_strip(range(HOME_AT + 9, HOME_AT + 17)),
         )  # fmt: skip
+    if grasp_likeness(wiring.motion, wiring.reference) <= -HELD:
+        return not_applicable(probe, question, "the episode that succeeds is another one with the grippers reversed")
     lag = mean_lag(wiring.motion, wiring.reference)
     if lag is not None:
         fault = abs(lag[0]) >= OFF_BY
