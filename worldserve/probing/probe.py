@@ -84,6 +84,7 @@ def _unexplained(findings: Sequence[Finding], orientation: str) -> list[Finding]
     spoiled = {
         "joint_order": failed & {"delta"},  # sums leave each joint where the next one should move
         "gripper_sense": cropped,
+        "normalisation": cropped,
         "action_space": cropped,
         "history": failed & SPOILERS | cropped,
     }
