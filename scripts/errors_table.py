@@ -36,8 +36,8 @@ and RESOURCE_EXHAUSTED say when to come again; every call of the contract is saf
 EXCEPTIONS_HEAD = """
 ## Exceptions in Python
 
-| exception | raised where | meaning |
-|---|---|---|
+| exception | raised where | meaning | what to do |
+|---|---|---|---|
 """
 
 
@@ -109,14 +109,16 @@ def item_errors() -> list[Row]:
     return sorted(rows)
 
 
-def exceptions() -> list[tuple[str, str, str]]:
-    """Every public exception class: name, module, first line of its docstring."""
+def exceptions() -> list[tuple[str, str, str, str]]:
+    """Every public exception class: name, module, and its docstring's first line and advice ("What to do: ...")."""
     found = []
     for path, tree in sources():
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.bases and node.name[0] != "_":
-                found.append((node.name, module, (ast.get_docstring(node) or "").partition("\n")[0]))
+                said = ast.get_docstring(node) or ""
+                advice = " ".join(said.partition("What to do:")[2].split())
+                found.append((node.name, module, said.partition("\n")[0], advice))
     return sorted(found)
 
 
@@ -132,7 +134,10 @@ def render() -> str:
         for row in item_errors()
         if not row.reason.startswith("{")
     ]
-    raised = [f"| `{name}` | `{module}` | {cell(meaning)} |" for name, module, meaning in exceptions()]
+    raised = [
+        f"| `{name}` | `{module}` | {cell(meaning)} | {cell(advice)} |"
+        for name, module, meaning, advice in exceptions()
+    ]
     return HEAD + "\n".join(rows) + "\n" + EXCEPTIONS_HEAD + "\n".join(raised) + "\n"
 
 

@@ -36,7 +36,10 @@ class ItemError:
 
 
 class ItemFailedError(RuntimeError):
-    """Raised by callers that have no use for a partial batch; `errors` holds the failed items, the text the first."""
+    """Raised by callers that have no use for a partial batch; `errors` holds the failed items, the text the first.
+
+    What to do: Do what the item's error says (`errors[0].advice`), listed in the table above.
+    """
 
     def __init__(self, errors: Sequence[ItemError]) -> None:
         self.errors = tuple(errors)

@@ -45,7 +45,10 @@ class _Record:
 
 
 class WorkerLostError(RuntimeError):
-    """A worker died twice over the same commands, or the pool is shut down."""
+    """A worker died twice over the same commands, or the pool is shut down.
+
+    What to do: Start the server again; if the same actions end it again, report them.
+    """
 
 
 class _Worker:

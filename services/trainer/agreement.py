@@ -18,7 +18,10 @@ from services.trainer.surrogate import log_ratios
 
 
 class AgreementError(RuntimeError):
-    """Rollout and training do not compute the same density or value: every ratio would be wrong."""
+    """Rollout and training do not compute the same density or value: every ratio would be wrong.
+
+    What to do: Use one device class and one number of threads for rollout and training, and report the figures.
+    """
 
 
 def check_agreement(policy: FlowPolicy, rollout: Rollout, config: PolicyGradientConfig) -> dict[str, float]:

@@ -55,7 +55,10 @@ class Target(Protocol):
 
 
 class InterruptedRunError(RuntimeError):
-    """`ServedTarget.stop` was called while episodes ran."""
+    """`ServedTarget.stop` was called while episodes ran.
+
+    What to do: Run the same command again; what was recorded is kept.
+    """
 
 
 class RecordedTarget:

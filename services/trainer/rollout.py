@@ -50,7 +50,10 @@ class Policy(Protocol):
 
 
 class RolloutError(RuntimeError):
-    """The target cannot give what the rollout needs; the message says what to do."""
+    """The target cannot give what the rollout needs; the message says what to do.
+
+    What to do: Do what the message says.
+    """
 
 
 @dataclass(frozen=True)

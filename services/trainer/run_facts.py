@@ -19,7 +19,10 @@ from worldserve.version import __version__
 
 
 class PolicyInterfaceError(ValueError):
-    """A policy was trained for another interface than the target's: its actions would mean something else there."""
+    """A policy was trained for another interface than the target's: its actions would mean something else there.
+
+    What to do: Give a target of the policy's interface, or a policy trained for the target's.
+    """
 
 
 def check_policy_interface(policy: FlowPolicy, directory: Path, contract: Contract, target: str) -> None:

@@ -32,7 +32,10 @@ EXIT_INTERRUPTED = 130
 
 
 class StageFailedError(RuntimeError):
-    """A command of a run ended with an error; the message holds the end of its log."""
+    """A command of a run ended with an error; the message holds the end of its log.
+
+    What to do: Mend what the log's end names and run the study again: finished stages are kept.
+    """
 
 
 class Servers:

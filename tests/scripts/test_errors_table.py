@@ -41,5 +41,5 @@ def test_reasons_are_known_by_one_status_each() -> None:
     assert len(statuses) >= 25
 
 
-def test_every_exception_is_described() -> None:
-    assert [name for name, _, meaning in errors_table.exceptions() if not meaning] == []
+def test_every_exception_is_described_and_says_what_to_do() -> None:
+    assert [name for name, _, meaning, advice in errors_table.exceptions() if not (meaning and advice)] == []

@@ -23,7 +23,10 @@ _FIRST_WAIT_S = 0.05
 
 
 class NoEpisodeError(RuntimeError):
-    """A step of a slot that holds no running episode."""
+    """A step of a slot that holds no running episode.
+
+    What to do: Reset the slot first; an episode that ended has none either.
+    """
 
 
 class EpisodeSlots:

@@ -34,7 +34,10 @@ API_VERSION = "1.0"
 
 
 class RequestError(Exception):
-    """A refusal in the API's own words: HTTP `status`, `code`, whether to try again, and the field in `message`."""
+    """A refusal in the API's own words: HTTP `status`, `code`, whether to try again, and the field in `message`.
+
+    What to do: Mend the field that `message` names; where `retryable` is true, send the same request again.
+    """
 
     def __init__(self, status: int, code: str, message: str, retryable: bool = False) -> None:
         super().__init__(message)

@@ -21,15 +21,24 @@ WARN_AFTER_S, WARN_EVERY_S = 2.0, 20.0
 
 
 class ServerAwayError(ConnectionError):
-    """The server could not be reached within the call's deadline."""
+    """The server could not be reached within the call's deadline.
+
+    What to do: Start the server or mend the address, then repeat the call: every call is safe to repeat.
+    """
 
 
 class WrongServiceError(ConnectionError):
-    """Something answers there, but not the service that was called."""
+    """Something answers there, but not the service that was called.
+
+    What to do: Name the port of the service that is meant: the text says which answers there.
+    """
 
 
 class CallFailedError(RuntimeError):
-    """A server refused or failed a whole call; `code` and `details` are its gRPC status."""
+    """A server refused or failed a whole call; `code` and `details` are its gRPC status.
+
+    What to do: Look up the reason in `details` in the table above.
+    """
 
     def __init__(self, target: str, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{target}: {code.name}: {details}")

@@ -26,7 +26,10 @@ from worldserve.wire.options import INLINE_FRAME_BYTES
 
 
 class InterfaceMismatchError(ValueError):
-    """The server's interface is not the caller's; `differences` names the fields."""
+    """The server's interface is not the caller's; `differences` names the fields.
+
+    What to do: Bring the named fields to the server's values (`worldserve contract diff`), or call another server.
+    """
 
     def __init__(self, target: str, found: Sequence[object]) -> None:
         self.differences = tuple(found)

@@ -44,6 +44,11 @@ class Server:
         """Actions of a chunk."""
         return self.interface.timing.chunk_actions
 
+    @property
+    def chunks(self) -> int:
+        """Chunks of an episode; tests that go on after the first one ask whether there is another."""
+        return self.interface.chunks_per_episode
+
     def name(self) -> str:
         """A new episode's id, never given twice; what bears it is closed after the test."""
         self._made += 1

@@ -93,7 +93,7 @@ def test_only_the_frames_asked_for_come_each_under_its_number(server: Server, st
     assert reply.frame_indices.tolist() == wanted
     observation = server.interface.observation
     assert reply.frames.shape == (len(wanted), observation.height, observation.width, 3)
-    assert done(server.step(opened, 1, frames=FrameSelection.none())).frames.shape[0] == 0
+    assert done(server.step(server.open(), 0, frames=FrameSelection.none())).frames.shape[0] == 0
 
 
 def test_streamed_frames_are_those_that_would_come_inline(server: Server) -> None:
@@ -128,13 +128,15 @@ def test_the_same_step_again_returns_the_same_and_runs_nothing(server: Server) -
     again = done(server.step(opened, 0, server.chunk(opened, 0.05)))
     np.testing.assert_array_equal(first.frames, again.frames)
     assert again.elapsed_steps == first.elapsed_steps == server.size
-    assert done(server.step(opened, 1)).elapsed_steps == 2 * server.size
+    if server.chunks > 1:
+        assert done(server.step(opened, 1)).elapsed_steps == 2 * server.size
 
 
 def test_a_replay_is_what_the_steps_were(server: Server) -> None:
     opened = server.open(seed=11)
     frames, executed = [], []
-    for index in range(2):
+    count = min(2, server.chunks)
+    for index in range(count):
         reply = done(server.step(opened, index, server.chunk(opened, 0.05 * index), FrameSelection.every(1)))
         frames.append(reply.frames)
         executed.append(reply.executed_actions)
@@ -144,7 +146,7 @@ def test_a_replay_is_what_the_steps_were(server: Server) -> None:
     hashes = set()
     for outcome in outcomes.values():
         assert isinstance(outcome, ReplayOutcome), outcome
-        assert (outcome.elapsed_steps, outcome.clipped_count) == (2 * server.size, 0)
+        assert (outcome.elapsed_steps, outcome.clipped_count) == (count * server.size, 0)
         hashes.add(outcome.frames_sha256)
     assert hashes == {hashlib.sha256(np.concatenate([opened.frame[None], *frames]).tobytes()).hexdigest()}
 

@@ -38,7 +38,10 @@ _SHIFT = re.compile(r":shift_um:(0|-?[1-9][0-9]{0,5}):(0|-?[1-9][0-9]{0,5})")
 
 
 class SealedStateError(ValueError):
-    """A training job asked for an initial state that is sealed for testing."""
+    """A training job asked for an initial state that is sealed for testing.
+
+    What to do: Train on states of the set `train`; keep `test` for evaluation.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

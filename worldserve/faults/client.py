@@ -127,10 +127,12 @@ class FaultyClient(EnvironmentClient):
 
     def _replayed(self, item: ReplayItem) -> ReplayOutcome | ItemError:
         name, size = f"replay/{uuid.uuid4().hex}", self._interface.timing.chunk_actions
-        if len(item.actions) == 0 or len(item.actions) % size:
+        limit, width = self._interface.termination.limit_actions, self._interface.action_dimensions
+        shape = item.actions.shape
+        if len(shape) != 2 or shape[1] != width or shape[0] % size or not 0 < shape[0] <= limit:
             return ItemError(
-                "INVALID_ARGUMENT", "WRONG_SHAPE", "actions", f"whole chunks of {size} actions",
-                str(item.actions.shape), "Send whole chunks, at most an episode.",
+                "INVALID_ARGUMENT", "WRONG_SHAPE", "actions", f"({size}, {2 * size}, .. {limit}; {width})",
+                str(shape), "Send whole chunks, at most an episode.",
             )  # fmt: skip
         digest, reward, clipped = hashlib.sha256(), 0.0, 0
         last: StepReply | None = None

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from worldserve.client import EnvironmentClient
-from worldserve.contract import Contract, fingerprint
+from worldserve.contract import Contract, Interface, fingerprint
 from worldserve.faults import FAULTS, check_faults, describe, open_client
 from worldserve.files import replace_text
 from worldserve.probing.probe import Report, probe, record
@@ -27,7 +28,7 @@ examples:
   worldserve contract probe 127.0.0.1:9000 --state task/train/0000 --other-state task/train/0001 \\
     --success runs/success.npy --record reference.npz     # your own interface: record once, on what is right
 
-It runs 13 episodes, of which at most 6 whole ones (30 chunks of the default task), and needs no privileges. The exit
+It runs 14 episodes, of which at most 7 whole ones (34 chunks of the default task), and needs no privileges. The exit
 status is 0 where every probe passed or does not apply, 1 where one failed, 2 where the target could not be probed.
 """
 MATRIX_DESCRIPTION = """Makes every fault on purpose and asks whether its probe finds it; and whether a clean target raises no alarm.
@@ -38,6 +39,8 @@ examples:
 
 Stopped, the same command goes on. The exit status is 0, or 1 for a missed fault or a false alarm, or 2 for an unusable target.
 """  # noqa: E501
+LEAST_RAD = 0.1
+"""What a joint of the recorded success must move by, for an excursion to be made of it."""
 SEALED = "sealed sets, whose first frames are known (default: %(default)s)"
 
 
@@ -124,8 +127,24 @@ def _plan(arguments: argparse.Namespace, contract: Contract, question: Question)
         raise ValueError(f"success: expected finite float32 {shape}; got {actions.dtype} {actions.shape}")
     blank = np.zeros((interface.observation.height, interface.observation.width, 3), np.uint8)
     frame = question.known_frames.get(question.state, blank)
-    path = actions[shape[0] // 5 - 1]
-    return Reference(fingerprint(interface), question.state, frame, path, question.state, actions, None)
+    return Reference(
+        fingerprint(interface), question.state, frame, _path(actions, interface), question.state, actions, None
+    )
+
+
+def _path(actions: NDArray[np.float32], interface: Interface) -> NDArray[np.float32]:
+    """Where the excursion leads: the action at a fifth of the episode, or the first one that is well away from home."""
+    joints = [n for n, dimension in enumerate(interface.action.dimensions) if dimension.unit == "rad"]
+    away = np.abs(actions[:, joints] - actions[0, joints]).max(1, initial=0.0)
+    if away.max() < LEAST_RAD:
+        raise ValueError(
+            f"success: expected actions of which some joint goes at least {LEAST_RAD} rad from where it begins; got "
+            f"{away.max():.3g} rad at most. Give an episode that moves."
+        )
+    fifth = max(0, len(actions) // 5 - 1)
+    far = away >= away.max() / 2
+    path: NDArray[np.float32] = actions[fifth if far[fifth] else int(far.argmax())]
+    return path
 
 
 def _question(arguments: argparse.Namespace, reference: Reference | None) -> Question:
@@ -150,8 +169,9 @@ def run_probe(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"target: expected a simulator or a world model; {arguments.target} is a {contract.provenance.kind}"
         )
-    shipped = _reference(arguments, contract)
-    question = _question(arguments, shipped)
+    # A recording with its own actions needs no other reference: one of an older format is about to be replaced.
+    own = arguments.record is not None and arguments.success is not None
+    question = _question(arguments, None if own else _reference(arguments, contract))
     plan = _plan(arguments, contract, question)
     if arguments.record is not None and plan is None:
         raise ValueError(

@@ -75,12 +75,12 @@ def second_reset(run: Run) -> Finding:
     first, other = run.traces["hold"], run.traces["other state"]
     gap = _difference(first, other)
     known = run.question.known_frames.get(run.question.other_state)
+    start = run.question.known_frames.get(run.question.state, first.opened.frame)
     unlike = None
-    if known is not None and known.shape == other.opened.frame.shape:
-        own, stale = (
-            _gap(other.opened.frame, frame)
-            for frame in (known, run.question.known_frames.get(run.question.state, first.opened.frame))
-        )
+    # A picture that is turned or cropped is unlike any known frame: image_geometry says so.
+    as_known = start.shape == first.opened.frame.shape and _gap(first.opened.frame, start) <= SAME
+    if as_known and known is not None and known.shape == other.opened.frame.shape:
+        own, stale = (_gap(other.opened.frame, frame) for frame in (known, start))
         unlike = own > SAME and stale < CLEARLY * own
     fault = gap == 0 or bool(unlike)
     renamed = [t.name for t in run.traces.values() if t.opened.initial_state_id != t.item.initial_state_id]

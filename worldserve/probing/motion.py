@@ -9,6 +9,7 @@ from worldserve.probing.reference import Maps, Motion
 from worldserve.probing.run import Run, Trace
 from worldserve.probing.script import (
     DOWN_AT,
+    GRASP,
     HOLD_UNTIL,
     HOME_AT,
     LEVELS,
@@ -16,6 +17,7 @@ from worldserve.probing.script import (
     SETTLED_AT,
     SLOT,
     UP_AT,
+    WAYS,
 )
 
 ROWS = 24
@@ -71,7 +73,30 @@ def measure(run: Run, orientation: str = "as stated") -> Motion:
         settled=np.stack([moved(excursion, SETTLED_AT), moved(excursion, SLOT)]),
         onset=np.stack(onset).astype(np.float32),
         history=history,
+        course=np.array([_way(run, part, empty, orientation) for part in WAYS], np.float32),
+        grasp=_grasp(run, empty, orientation),
     )
+
+
+def _way(run: Run, part: tuple[float, float], empty: Maps, orientation: str) -> list[Maps]:
+    """Every frame of a part of the episode that succeeds less its frame 0."""
+    success, wanted = run.traces.get("success"), run.script.frames_of(part)
+    if success is None:
+        return [empty] * len(wanted)
+    start = grey_map(success.opened.frame, orientation)
+    stored = success.frames
+    return [grey_map(stored[at], orientation) - start if at in stored else empty for at in wanted]
+
+
+def _grasp(run: Run, empty: Maps, orientation: str) -> Maps:
+    """What the grippers make of the middle: the mean of the success less that of the reversed grippers."""
+    success, mirrored = run.traces.get("success"), run.traces.get("grippers reversed")
+    if success is None or mirrored is None:
+        return empty
+    both = [at for at in run.script.frames_of(GRASP) if at in success.frames and at in mirrored.frames]
+    gaps = [grey_map(success.frames[at], orientation) - grey_map(mirrored.frames[at], orientation) for at in both]
+    mean: Maps = np.mean(gaps, axis=0, dtype=np.float32) if gaps else empty
+    return mean
 
 
 def size(maps: Maps) -> float:

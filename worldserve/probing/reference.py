@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from worldserve.contract import Interface, fingerprint
 
 SHIPPED = Path(__file__).with_name("references")
-_FORMAT = "worldserve-probe-reference-1"
+_FORMAT = "worldserve-probe-reference-2"
 Maps = NDArray[np.float32]
 
 
@@ -31,6 +31,10 @@ class Motion:
         settled: float32 (2, rows, columns): at the first level, 5 and 15 actions after it was reached.
         onset: float32 (50, rows, columns): the excursion's last 50 frames less the frame before them.
         history: float32 (rows, columns): the end of an episode that succeeds less that of one that began too late.
+        course: float32 (2, quarter, rows, columns): the first and the third quarter of the episode that succeeds, less
+            its frame 0.
+        grasp: float32 (rows, columns): the middle fifth of the episode that succeeds less that of the same with the
+            grippers reversed, on average.
 
     What the target's episodes are too short for is filled with NaN.
     """
@@ -40,6 +44,8 @@ class Motion:
     settled: Maps
     onset: Maps
     history: Maps
+    course: Maps
+    grasp: Maps
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ def load_reference(path: Path) -> Reference:
             motion = Motion(
                 **{
                     name: stored[f"motion_{name}"].astype(np.float32)
-                    for name in ("sweeps", "levels", "settled", "onset", "history")
+                    for name in ("sweeps", "levels", "settled", "onset", "history", "course", "grasp")
                 }
             )
             return Reference(

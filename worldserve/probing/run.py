@@ -21,7 +21,7 @@ from worldserve.messages import (
     raise_for_errors,
 )
 from worldserve.probing.reference import Reference
-from worldserve.probing.script import HOME_AT, STRIDE, Script, default_path
+from worldserve.probing.script import HOME_AT, STRIDE, WAYS, Script, default_path
 from worldserve.wire.options import INLINE_FRAME_BYTES
 
 Frame = NDArray[np.uint8]
@@ -133,22 +133,26 @@ class Prober:
         path = self._reference.path if self._reference is not None else default_path(interface, home)
         script = Script(interface, home, path)
         sweeps, chunks = script.sweeps(), interface.chunks_per_episode
-        full = 2 + len(sweeps) + (2 if self._reference is not None else 0)
+        full = 2 + len(sweeps) + (3 if self._reference is not None else 0)
         self._total = full * chunks + 6
         traces = {"hold": self._episode("hold", script.hold(), first)}
         for number, (_, actions) in enumerate(sweeps):
             traces[f"sweep {number}"] = self._whole(f"sweep {number}", asked.state, actions, asked.seed)
-        traces["excursion"] = self._whole("excursion", asked.state, script.excursion(), asked.seed, HOME_AT)
+        onset = range(HOME_AT + 1, script.limit + 1)
+        traces["excursion"] = self._whole("excursion", asked.state, script.excursion(), asked.seed, [onset])
         [other] = self._reset([ResetItem(self._name(), asked.other_state, asked.seed)])
         traces["other state"] = Trace("other state", self._asked[other.episode_id], other, script.hold())
         self._close([other.episode_id])
         opened = self._open_success()
         if self._reference is not None and opened is not None:
             state, actions = self._reference.success_state, self._reference.success_actions
-            traces["success"] = self._episode("success", actions, opened)
+            traces["success"] = self._episode("success", actions, opened, [script.frames_of(way) for way in WAYS])
             late = actions.copy()
             late[: script.limit // 2] = script.home
             traces["late start"] = self._whole("late start", state, late, asked.seed)
+            mirrored = script.gripped_otherwise(actions)
+            if mirrored is not None:
+                traces["grippers reversed"] = self._whole("grippers reversed", state, mirrored, asked.seed)
         traces |= self._companions(script, sweeps[0][1])
         return Run(contract, asked, script, traces, [moved for moved, _ in sweeps])
 
@@ -194,19 +198,20 @@ class Prober:
         return found | {trace.name: trace for trace in [*batch, alone]}
 
     def _whole(
-        self, name: str, state: str, actions: NDArray[np.float32], seed: int, every_after: int | None = None
+        self, name: str, state: str, actions: NDArray[np.float32], seed: int, every: Sequence[range] = ()
     ) -> Trace:
         [opened] = self._reset([ResetItem(self._name(), state, seed)])
-        return self._episode(name, actions, opened, every_after)
+        return self._episode(name, actions, opened, every)
 
     def _episode(
-        self, name: str, actions: NDArray[np.float32], opened: ResetReply, every_after: int | None = None
+        self, name: str, actions: NDArray[np.float32], opened: ResetReply, every: Sequence[range] = ()
     ) -> Trace:
-        """Until the target says that it ended, or the actions are used up; all frames after action `every_after`."""
+        """Until the target says that it ended, or the actions are used up; in chunks that `every` names, all frames."""
         trace = Trace(name, self._asked[opened.episode_id], opened, actions)
         size = self._size(trace)
         for index in range(len(actions) // size):
-            self._chunk([trace], index, every_after is not None and (index + 1) * size > every_after)
+            dense = any(part.start <= (index + 1) * size and index * size < part.stop - 1 for part in every)
+            self._chunk([trace], index, dense)
             if trace.ended:
                 break
         self._close([opened.episode_id])

@@ -23,6 +23,10 @@ SETTLED_AT = 15
 HOLD_UNTIL, HOME_AT, ONSET_UNTIL = 100, 150, 200
 """Actions of the excursion: stands at the last level, is back home, has set off again."""
 ONSET_WAIT, ONSET_RAMP, ONSET_SHARE = 10, 20, 0.5
+WAYS = ((0.0, 0.25), (0.5, 0.75))
+"""Parts of the successful episode of which every frame is asked for: the way out, and the way up."""
+GRASP = (0.4, 0.6)
+"""The part in which a hand that closed at the object begins to take it along."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,22 @@ class Script:
         """Actions of an episode."""
         return self.interface.termination.limit_actions
 
+    def frames_of(self, part: tuple[float, float]) -> range:
+        """Numbers of the frames in a part of the episode."""
+        return range(int(part[0] * self.limit) + 1, int(part[1] * self.limit) + 1)
+
     def hold(self) -> Actions:
         """The whole episode at home, float32 (limit, dimensions)."""
         return np.repeat(self.home[None], self.limit, axis=0)
+
+    def gripped_otherwise(self, actions: Actions) -> Actions | None:
+        """The same with the grippers mirrored in their range, open for closed; None where there is no gripper."""
+        grippers = [n for n, d in enumerate(self.interface.action.dimensions) if d.unit == "fraction"]
+        mirrored = actions.copy()
+        for number in grippers:
+            dimension = self.interface.action.dimensions[number]
+            mirrored[:, number] = np.float32(dimension.low + dimension.high) - mirrored[:, number]
+        return self._executed(mirrored) if grippers else None
 
     def sweeps(self) -> list[tuple[list[int], Actions]]:
         """Episodes in which one number after another is moved: which ones, and float32 (limit, dimensions)."""

@@ -12,6 +12,8 @@ from worldserve.probing.motion import size
 from worldserve.probing.reference import Motion
 from worldserve.probing.run import Run, Trace
 
+FAINT = 0.25
+"""Share of the reference's way out below which nothing moves."""
 FORGOTTEN = 0.1
 """Share of the reference's difference between two histories below which history counts as ignored."""
 VISIBLE_LEVELS = 4.0
@@ -107,6 +109,9 @@ def history(run: Run, motion: Motion, reference: Motion | None) -> Finding:
             "history", question,
             "it needs an episode that moves something, to its end (--reference); see early_end where there is one",
         )  # fmt: skip
+    if reference is not None and not size(motion.course[0]) > FAINT * size(reference.course[0]):
+        why = "the episode that should succeed hardly moves, so that it has no history to show; see the other probes"
+        return not_applicable("history", question, why)
     known = reference.history if reference is not None and reference.history.shape == seen.shape else None
     share = size(seen) / max(size(known), 1e-9) if known is not None else float("nan")
     strongest = float(np.abs(seen).max())

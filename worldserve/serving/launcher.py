@@ -51,7 +51,10 @@ _CHILD = (
 
 
 class ServerFailedError(RuntimeError):
-    """A server ended, or was not ready in time; the message holds the end of its log."""
+    """A server ended, or was not ready in time; the message holds the end of its log.
+
+    What to do: Read the log's end in the message; mend what it names and start again.
+    """
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,10 @@ _MAX_DIMENSIONS = 8
 
 
 class ArrayError(ValueError):
-    """An Array that does not hold what it says; `expected` and `got` are ready for an `ItemError`."""
+    """An Array that does not hold what it says; `expected` and `got` are ready for an `ItemError`.
+
+    What to do: Send the dtype and shape that `expected` names.
+    """
 
     def __init__(self, expected: str, got: str) -> None:
         super().__init__(f"expected {expected}; got {got}")

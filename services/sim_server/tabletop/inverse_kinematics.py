@@ -18,7 +18,10 @@ _METRES_PER_RADIAN = 0.25
 
 
 class UnreachableError(ValueError):
-    """No joint angles within the limits bring the tool to the asked pose."""
+    """No joint angles within the limits bring the tool to the asked pose.
+
+    What to do: Ask for a pose within the arm's reach, or choose another initial state.
+    """
 
 
 def solve(

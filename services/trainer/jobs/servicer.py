@@ -27,7 +27,10 @@ _POLL_S = 0.2
 
 
 class RefusedError(ValueError):
-    """A submission that is not taken; `error` says why."""
+    """A submission that is not taken; `error` says why.
+
+    What to do: Do what `error.advice` says and submit again.
+    """
 
     def __init__(self, error: ItemError) -> None:
         super().__init__(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -39,6 +40,25 @@ def test_a_server_of_the_protocol_passes(kind: str) -> None:
     assert "exit status 0" in said, said
     assert "passed" in said
     assert "skipped" not in said
+
+
+class OneChunk(ProbeWorld):
+    """An episode is one chunk."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        interface = self.contract.interface
+        timing = dataclasses.replace(interface.timing, chunk_actions=interface.termination.limit_actions)
+        self.contract = dataclasses.replace(self.contract, interface=dataclasses.replace(interface, timing=timing))
+
+
+def test_a_server_with_one_chunk_an_episode_passes() -> None:
+    running = start_environment_server(OneChunk(), None, ServerSettings())
+    try:
+        said = suite(running.address)
+    finally:
+        running.stop(0)
+    assert "exit status 0" in said, said
 
 
 def test_a_server_that_ends_episodes_otherwise_than_it_says_fails() -> None:

@@ -43,6 +43,18 @@ def test_a_replay_through_a_fault_that_changes_no_frame_is_the_servers_own(serve
     assert plain.success is True
 
 
+@pytest.mark.parametrize("shape", [(0, 14), (75, 14), (250, 14), (50, 13)])
+def test_a_replay_of_another_shape_is_refused_as_a_server_does(server: RunningServer, shape: tuple[int, int]) -> None:
+    item = ReplayItem("a", STATE, 0, np.zeros(shape, np.float32))
+    refused = []
+    for faults in ([], ["reward_moved"]):
+        with open_client(server.address, faults, interface=probe_world_interface()) as client:
+            [(_, error)] = client.replay([item])
+        refused.append((error.code, error.reason, error.expected, error.got, error.advice))  # type: ignore[union-attr]
+    assert refused[0] == refused[1]
+    assert refused[0][1] == "WRONG_SHAPE"
+
+
 def test_swapped_arms_lift_nothing(server: RunningServer) -> None:
     swapped = outcome(server, "arms_swapped")
     assert (swapped.success, swapped.total_reward) == (False, 0.0)

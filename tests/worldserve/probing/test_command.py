@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from worldserve.contract.command import main
+from worldserve.probing.command import _path
 from worldserve.probing.reference import load_reference
 from worldserve.probing.report import png
 from worldserve.probing.small import SmallServers
-from worldserve.probing.world import success_actions
+from worldserve.probing.world import probe_world_interface, success_actions
 
 STATES = ["--state", "probe/state/0000", "--other-state", "probe/state/0001", "--initial-states", "none"]
 
@@ -69,6 +70,19 @@ def test_what_cannot_be_done_is_exit_status_2_and_says_why(
 ) -> None:
     assert main(["probe", small.simulator, *STATES, *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_success_that_starts_late_gives_an_excursion_all_the_same(
+    small: SmallServers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    still, late = success_actions(), success_actions()
+    still[:] = still[0]
+    late[60:], late[:60] = success_actions()[:140], success_actions()[0]
+    assert np.abs(_path(late, probe_world_interface())[7:13] - late[0, 7:13]).max() > 0.5
+    np.save(tmp_path / "still.npy", still)
+    arguments = ["--success", str(tmp_path / "still.npy"), "--record", str(tmp_path / "reference.npz")]
+    assert main(["probe", small.simulator, *STATES, *arguments]) == 2
+    assert "Give an episode that moves" in capsys.readouterr().err
 
 
 def test_no_server_is_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,7 @@ def test_a_fault_is_found_by_its_probe(small: SmallServers, kind: str, fault: st
 ALONE = [
     "action_offset", "frame_offset", "reset_echo_state", "reset_echo_image", "early_end", "limit_flags",
     "reward_moved", "episodes_leak", "batch_changes", "colours_swapped", "image_flipped", "image_upside_down",
+    "arms_swapped", "joint_order", "units_degrees", "normalisation_range", "image_scaled",
 ]  # fmt: skip
 
 
