@@ -32,6 +32,7 @@ def teardown_module() -> None:
     _, server, target = _bridges
     server.stop(0).wait()
     target.stop(0)
+    _bridges.clear()  # under xdist a worker may set the module up again for another of its classes
 
 
 class _Connected:
