@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import tyro
 
+from services.trainer.calls import resumable
 from services.trainer.directories import claim
 from services.trainer.study_executors import Outcome, run_locally, run_on_ray
 from services.trainer.study_figures import record_figures
@@ -229,16 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`worldserve study`: exit status 0 done, 1 where runs failed, 130 interrupted; nothing outlives it."""
     config = tyro.cli(StudyConfig, args=argv, prog="worldserve study", description=__doc__)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return run(config)
-    except KeyboardInterrupt:
-        print("worldserve study: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of the output went away, which worldserve.cli handles
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        print(f"worldserve study: {error}", file=sys.stderr)
-        return 1
+    return resumable("study", lambda: run(config))
 
 
 if __name__ == "__main__":

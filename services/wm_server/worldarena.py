@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 
 from services.wm_server.model import WorldModel
 from services.wm_server.windows import CHUNK_FRAMES, Window, build_window, conditioning_poses
-from worldserve.adapters.bridging import wait_for_signal
 from worldserve.adapters.worldarena import Profile, RequestError, Sample
-from worldserve.adapters.worldarena_http import start_worldarena_server
+from worldserve.adapters.worldarena_http import serve_worldarena
 from worldserve.contract import Interface, adjust_bottle_interface, canonical_json, execute
 from worldserve.episodes.video import resized
 
@@ -116,14 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_num_threads(settings.threads)
         return WindowPredictor(WorldModel.load(settings.weights), image_size=settings.image_size)
 
-    try:
-        server = start_worldarena_server(build, settings.bind, os.environ.get("WORLDARENA_TOKEN", ""))
-    except (OSError, ValueError) as error:
-        print(f"worldarena: {error}", file=sys.stderr)
-        return 1
-    wait_for_signal(server.address)
-    server.stop()
-    return 0
+    return serve_worldarena(build, settings.bind)
 
 
 if __name__ == "__main__":

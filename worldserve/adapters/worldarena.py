@@ -15,7 +15,6 @@ weights in process, from any frames.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -229,22 +228,15 @@ def image_format(profile: Profile) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m worldserve.adapters.worldarena`."""
-    from worldserve.adapters.bridging import bridge_parser, wait_for_signal
-    from worldserve.adapters.worldarena_http import start_worldarena_server
+    from worldserve.adapters.bridging import bridge_parser
+    from worldserve.adapters.worldarena_http import serve_worldarena
 
     arguments = bridge_parser("worldserve.adapters.worldarena", __doc__ or "").parse_args(argv)
 
     def build() -> ContractPredictor:
         return ContractPredictor(arguments.target, arguments.initial_states, timeout_s=arguments.timeout)
 
-    try:
-        server = start_worldarena_server(build, arguments.bind, os.environ.get("WORLDARENA_TOKEN", ""))
-    except (OSError, ValueError) as error:
-        print(f"worldarena: {error}", file=sys.stderr)
-        return 1
-    wait_for_signal(server.address)
-    server.stop()
-    return 0
+    return serve_worldarena(build, arguments.bind)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@ import hashlib
 import hmac
 import json
 import logging
+import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from worldserve.adapters.bridging import wait_for_signal
 from worldserve.adapters.worldarena import API_VERSION, Predictor, RequestError, capabilities
 from worldserve.adapters.worldarena_requests import invalid, parse_json, request_id_of, response_of, samples_of
 from worldserve.messages import ItemFailedError
@@ -233,3 +236,15 @@ def start_worldarena_server(
 ) -> WorldArenaServer:
     """Starts a server; `/v1/health` says `starting` until `build` has made the predictor."""
     return WorldArenaServer(WorldArenaService(build, token, limits), bind)
+
+
+def serve_worldarena(build: Callable[[], Predictor], bind: str) -> int:
+    """A bridge's command: serves until a signal, with the token of $WORLDARENA_TOKEN; the exit status."""
+    try:
+        server = start_worldarena_server(build, bind, os.environ.get("WORLDARENA_TOKEN", ""))
+    except (OSError, ValueError) as error:
+        print(f"worldarena: {error}", file=sys.stderr)
+        return 1
+    wait_for_signal(server.address)
+    server.stop()
+    return 0
